@@ -1,0 +1,77 @@
+"""Owns Sequence: the committed tokens of one session, their KV blocks, and how far the KV is computed. Torch-free.
+
+There are no prefill and decode phases: `num_computed` chases `len(tokens)`, and rollback lowers it (vLLM v1's idea).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from engine.blocks import BlockPool, chain_key
+
+
+@dataclass(slots=True)
+class Sequence:
+    """A growing list of tokens with a block table.
+
+    Attributes:
+        tokens: prompt and everything after it that is to be computed.
+        num_prompt: how many of them are prompt positions.
+        num_computed: tokens whose KV is valid; always below len(tokens), so that every forward yields logits.
+        num_cached: tokens found in the prefix cache when the sequence was first attached.
+        block_table: blocks in order; slot of position i is block_table[i // block_size] * block_size + i % block_size.
+    """
+
+    tokens: list[int]
+    num_prompt: int
+    num_computed: int = 0
+    num_cached: int = 0
+    block_table: list[int] = field(default_factory=list)
+    _keys: list[bytes] = field(default_factory=list)  # of the full blocks published or attached so far
+
+    def attach_cached_prefix(self, pool: BlockPool) -> None:
+        """Takes over what the prefix cache holds of the tokens; the last token is left to compute."""
+        usable = (len(self.tokens) - 1) // pool.block_size
+        keys = [key for _, key in zip(range(usable), self._chain(pool.block_size), strict=False)]
+        self.block_table = pool.take_cached(keys)
+        self._keys = keys[: len(self.block_table)]
+        self.num_computed = self.num_cached = len(self.block_table) * pool.block_size
+
+    def reserve(self, pool: BlockPool, num_tokens: int) -> bool:
+        """Makes the block table cover `num_tokens` positions; False (and no change) when blocks are short."""
+        missing = pool.blocks_for(num_tokens) - len(self.block_table)
+        if missing <= 0:
+            return True
+        blocks = pool.allocate(missing)
+        if blocks is None:
+            return False
+        self.block_table += blocks
+        return True
+
+    def roll_back(self, num_computed: int) -> None:
+        """KV from position `num_computed` on is no longer valid. Arithmetic only; blocks stay for what comes next."""
+        self.num_computed = min(self.num_computed, num_computed, len(self.tokens) - 1)
+
+    def publish_full_blocks(self, pool: BlockPool) -> None:
+        """Offers every newly completed block to the prefix cache."""
+        full = self.num_computed // pool.block_size
+        if len(self._keys) >= full:
+            return
+        for index, key in enumerate(self._chain(pool.block_size, start=len(self._keys)), start=len(self._keys)):
+            if index >= full:
+                break
+            pool.publish(self.block_table[index], key)
+            self._keys.append(key)
+
+    def release(self, pool: BlockPool) -> None:
+        """Gives all blocks back (end of session, or preemption: the tokens stay and are recomputed later)."""
+        pool.release(self.block_table)
+        self.block_table, self._keys, self.num_computed = [], [], 0
+
+    def _chain(self, block_size: int, start: int = 0) -> Iterator[bytes]:
+        parent = self._keys[start - 1] if start else b""
+        for begin in range(start * block_size, len(self.tokens) - block_size + 1, block_size):
+            block = self.tokens[begin : begin + block_size]
+            parent = chain_key(parent, block, min(max(self.num_prompt - begin, 0), block_size))
+            yield parent

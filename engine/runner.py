@@ -1,0 +1,111 @@
+"""Owns one device: model, KV cache, block pool and row budget, and runs planned forwards on them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+
+import torch
+
+from engine.attention import choose_attention
+from engine.batch import build_batch
+from engine.blocks import BlockPool
+from engine.info import EngineInfo
+from engine.kv_cache import KVCache
+from engine.model import LanguageModel
+from engine.planner import Demand, Kind, RowBudget, StepPlan, plan_step
+from engine.sequence import Sequence
+from engine.settings import EngineSettings
+
+_log = logging.getLogger(__name__)
+CPU_ROW_MULTIPLE = 4  # on CPU a one-row bf16 product is no faster than a four-row one
+
+
+class Runner:
+    """Plans and runs forwards for whoever holds the sequences.
+
+    Args:
+        settings: sizes and shapes.
+        model: the loaded model.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self, settings: EngineSettings, model: LanguageModel, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        shape = model.shape
+        self.settings, self.model, self._clock = settings, model, clock
+        self.device = torch.device(settings.device)
+        self.pool = BlockPool(settings.num_blocks, settings.block_size)
+        self.cache = KVCache(
+            shape.num_layers,
+            settings.num_blocks * settings.block_size,
+            shape.num_kv_heads,
+            shape.head_dim,
+            dtype=getattr(torch, settings.dtype),
+            device=self.device,
+        )
+        self.attention, self._attend = choose_attention(settings.attention, self.device, shape.num_heads)
+        _log.info("%s: attention %s, %d KV blocks", settings.model_name, self.attention, settings.num_blocks)
+        pad_to = CPU_ROW_MULTIPLE if self.device.type == "cpu" else 1
+        self.budget = RowBudget(settings.max_num_batched_tokens, settings.shapes, pad_to)
+        self._last_kind = Kind.GENERATED
+        self.forwards, self.forward_s = 0, 0.0
+
+    @property
+    def vocab_size(self) -> int:
+        return min(self.model.shape.vocab_size, self.settings.vocab_size or self.model.shape.vocab_size)
+
+    @property
+    def max_context_length(self) -> int:
+        """Most tokens of one session: the configured limit, the model's window, and what the pool could hold."""
+        pool_tokens = (self.pool.num_blocks - 1) * self.pool.block_size
+        configured = self.settings.max_context_length or self.model.shape.max_context_length
+        return min(configured, self.model.shape.max_context_length, pool_tokens)
+
+    def info(self, running_sessions: int) -> EngineInfo:
+        return EngineInfo(
+            model=self.settings.model_name or self.settings.model_path.name,
+            vocab_size=self.vocab_size,
+            max_context_length=self.max_context_length,
+            eos_token_ids=self.model.shape.eos_token_ids,
+            max_proposal_tokens=self.budget.max_proposal_tokens,
+            num_blocks=self.pool.num_blocks,
+            free_blocks=self.pool.num_free,
+            block_size=self.pool.block_size,
+            running_sessions=running_sessions,
+            forwards=self.forwards,
+            forward_s=self.forward_s,
+            tokenizer=self.settings.tokenizer,
+        )
+
+    def plan(self, demands: Iterable[Demand], sequences: Iterable[Sequence]) -> StepPlan | None:
+        """The next forward for `demands`; when blocks are short, one of `sequences` gives up its own."""
+
+        def preempt(needy: Sequence) -> bool:
+            return self._preempt_cheapest(sequences, needy)
+
+        return plan_step(demands, self.budget, self.pool, last_kind=self._last_kind, preempt=preempt)
+
+    def forward(self, plan: StepPlan) -> tuple[torch.Tensor, float]:
+        """Logits of the plan's wanted rows, span by span, and the seconds it took."""
+        began = self._clock()
+        batch = build_batch(plan, self.budget, self.settings.block_size, self.device)
+        shapes = self.settings.shapes
+        logits = self.model.forward(batch, self.cache, self._attend, shapes.generated_rows if shapes else None)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        seconds = self._clock() - began
+        self._last_kind = plan.kind
+        self.forwards += 1
+        self.forward_s += seconds
+        return logits, seconds
+
+    def _preempt_cheapest(self, sequences: Iterable[Sequence], keep: Sequence) -> bool:
+        """Takes the blocks of the sequence with least to recompute; its tokens stay."""
+        holders = [sequence for sequence in sequences if sequence is not keep and sequence.block_table]
+        if not holders:
+            return False
+        min(holders, key=lambda sequence: sequence.num_computed).release(self.pool)
+        return True

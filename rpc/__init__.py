@@ -1,0 +1,1 @@
+"""gRPC between routers, drafts and targets: stubs, codecs, servers, clients, errors, tracing. Imports only engine."""

@@ -1,0 +1,110 @@
+"""Our own servers: health as watchers see it, reflection, ports, TLS, shutdown."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import threading
+
+import grpc
+import grpc.aio
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from engine.errors import InternalError, OutriderError
+from engine.loop import target_loop
+from rpc.clients import TargetClient
+from rpc.servers import serve_engine
+from rpc.servicers import VerificationServicer
+from tests.rpc.fakes import CRASH, FakeTarget
+from tests.rpc.serving import GREEDY, NOT_SERVING, SERVING, STOPS, served_target
+
+
+@pytest.fixture(scope="module")
+def certificate() -> tuple[bytes, bytes]:
+    """A key and a certificate for 127.0.0.1 that vouches for itself, both PEM."""
+    x509 = pytest.importorskip("cryptography.x509")
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "outrider test")])
+    now = datetime.datetime.now(datetime.UTC)
+    address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(address, critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    return private, certificate.public_bytes(pem)
+
+
+async def test_watchers_of_health_hear_of_a_crash_and_unknown_services_are_unknown() -> None:
+    async with served_target() as served, grpc.aio.insecure_channel(served.server.address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        watch = stub.Watch(health_pb2.HealthCheckRequest(service="outrider.v1.Verification"))
+        assert (await watch.read()).status == SERVING
+        session = served.client.open([CRASH], [], GREEDY, STOPS)
+        with pytest.raises(InternalError):
+            await session.verdict()
+        assert (await watch.read()).status == NOT_SERVING
+        watch.cancel()
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await stub.Check(health_pb2.HealthCheckRequest(service="other"))
+        assert raised.value.code() == grpc.StatusCode.NOT_FOUND
+
+
+async def test_reflection_lists_the_services() -> None:
+    async with served_target() as served, grpc.aio.insecure_channel(served.server.address) as channel:
+        call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(
+            iter([reflection_pb2.ServerReflectionRequest(list_services="")])
+        )
+        answer = await call.read()
+        assert [service.name for service in answer.list_services_response.service] == [
+            "grpc.health.v1.Health",
+            "grpc.reflection.v1alpha.ServerReflection",
+            "outrider.v1.Verification",
+        ]
+
+
+async def test_a_taken_port_is_refused() -> None:
+    async with served_target() as served:
+        port = int(served.server.address.rsplit(":", 1)[1])
+        with pytest.raises(RuntimeError, match="address"):
+            await serve_engine(VerificationServicer(served.loop), port=port)
+
+
+async def test_closing_leaves_no_engine_thread_and_frees_what_was_open() -> None:
+    async with served_target() as served:
+        session = served.client.open([1, 2], [], GREEDY, STOPS)
+        await session.verdict()
+    assert served.engine.lengths == {}
+    assert "engine" not in {thread.name for thread in threading.enumerate()}
+    await served.loop.close()
+    await served.server.stop()
+
+
+async def test_a_server_asked_for_tls_does_not_speak_plaintext(certificate: tuple[bytes, bytes]) -> None:
+    key, chain = certificate
+    loop = target_loop(FakeTarget())
+    loop.start()
+    credentials = grpc.ssl_server_credentials([(key, chain)], chain, require_client_auth=True)
+    server = await serve_engine(VerificationServicer(loop), credentials=credentials)
+    try:
+        client = await TargetClient.connect(server.address, credentials=grpc.ssl_channel_credentials(chain, key, chain))
+        session = client.open([1, 2], [], GREEDY, STOPS)
+        assert (await session.verdict()).tokens
+        await client.close()
+        with pytest.raises(OutriderError):
+            await TargetClient.connect(server.address)
+        with pytest.raises(OutriderError):
+            await TargetClient.connect(server.address, credentials=grpc.ssl_channel_credentials(chain))
+    finally:
+        await server.stop()
+        await loop.close()

@@ -1,0 +1,1 @@
+"""The router: sessions, the round loop, the policy of speculation, and text. Never imports torch or ray."""

@@ -1,0 +1,189 @@
+"""Owns what is known about acceptance: decayed estimates by drafter and position, and a session's exact totals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from router.ngram import NgramMatch
+
+DRAFT_MODEL = "draft_model"
+NGRAM = "ngram"
+DRAFTED = "draft_model.drafted"  # not acceptance, but whether the draft went on to that position at all
+
+# Conditional acceptance by position, before anything was seen; the last one holds for all further positions.
+PRIORS: Mapping[str, tuple[float, ...]] = {
+    DRAFT_MODEL: (0.50, 0.48, 0.46),
+    DRAFTED: (1.0, 0.9),
+    "ngram.weak": (0.22, 0.50, 0.65, 0.75),
+    "ngram.fair": (0.55, 0.60, 0.70, 0.80),
+    "ngram.good": (0.70, 0.80, 0.85),
+    "ngram.copy": (0.90, 0.92, 0.94),
+}
+_UNKNOWN_PRIOR = (0.3,)
+
+
+def ngram_arm(match: NgramMatch) -> str:
+    """The class of a match whose members are trusted alike: by its length, and for one token by how often it agreed."""
+    if match.match_length >= 4:
+        return "ngram.copy"
+    if match.match_length == 3:
+        return "ngram.good"
+    agreed = match.num_places > 1 and match.agreement > 0.6
+    return "ngram.fair" if match.match_length == 2 or agreed else "ngram.weak"
+
+
+class PositionEstimate:
+    """P(draft token i is there and accepted | all before it were), i from 0, for one kind of proposal.
+
+    Old evidence fades by `decay` per observation, and by `forget` per round in which the kind was passed over, so that
+    one bad stretch is not held against a drafter for ever.
+    """
+
+    def __init__(self, prior: PositionEstimate | tuple[float, ...], *, decay: float, prior_weight: float) -> None:
+        self._prior, self._decay, self._prior_weight = prior, decay, prior_weight
+        self._trials: list[float] = []
+        self._successes: list[float] = []
+
+    def observe(self, num_asked: int, num_accepted: int) -> None:
+        """One judged proposal: `num_asked` tokens were wanted of the drafter, `num_accepted` came and were right."""
+        self.forget(self._decay)
+        for index in range(min(num_asked, num_accepted + 1)):
+            if index == len(self._trials):
+                self._trials.append(0.0)
+                self._successes.append(0.0)
+            self._trials[index] += 1.0
+            self._successes[index] += float(index < num_accepted)
+
+    def forget(self, factor: float) -> None:
+        self._trials = [value * factor for value in self._trials]
+        self._successes = [value * factor for value in self._successes]
+
+    def conditional(self, index: int) -> float:
+        trials, successes = (self._trials[index], self._successes[index]) if index < len(self._trials) else (0.0, 0.0)
+        return (successes + self._prior_weight * self._prior_at(index)) / (trials + self._prior_weight)
+
+    def expected_lengths(self, limit: int) -> list[float]:
+        """For each K from 1 to `limit`: how many of K positions in a row hold on average."""
+        expected, reached, lengths = 0.0, 1.0, []
+        for index in range(limit):
+            reached *= self.conditional(index)
+            expected += reached
+            lengths.append(expected)
+        return lengths
+
+    def _prior_at(self, index: int) -> float:
+        if isinstance(self._prior, PositionEstimate):
+            return self._prior.conditional(index)
+        return self._prior[min(index, len(self._prior) - 1)]
+
+
+class AcceptancePriors:
+    """What all sessions of a router have seen, by arm; a new session starts from it."""
+
+    def __init__(self, decay: float = 0.998) -> None:
+        self._decay = decay
+        self._arms: dict[str, PositionEstimate] = {}
+
+    def arm(self, name: str) -> PositionEstimate:
+        if name not in self._arms:
+            prior = PRIORS.get(name, _UNKNOWN_PRIOR)
+            self._arms[name] = PositionEstimate(prior, decay=self._decay, prior_weight=8.0)
+        return self._arms[name]
+
+
+class SessionAcceptance:
+    """One session's estimates, by arm ("draft_model", "ngram.copy", …), on top of the shared priors."""
+
+    def __init__(self, priors: AcceptancePriors, *, decay: float = 0.97, forget: float = 0.99) -> None:
+        self._priors, self._decay, self._forget = priors, decay, forget
+        self._arms: dict[str, PositionEstimate] = {}
+
+    def arm(self, name: str) -> PositionEstimate:
+        if name not in self._arms:
+            self._arms[name] = PositionEstimate(self._priors.arm(name), decay=self._decay, prior_weight=4.0)
+        return self._arms[name]
+
+    def observe(self, name: str, num_asked: int, num_accepted: int) -> None:
+        self.arm(name).observe(num_asked, num_accepted)
+        self._priors.arm(name).observe(num_asked, num_accepted)
+
+    def pass_over(self, name: str) -> None:
+        """The arm could have proposed this round and was not asked."""
+        self.arm(name).forget(self._forget)
+        self._priors.arm(name).forget(0.5 + 0.5 * self._forget)
+
+
+@dataclass(slots=True)
+class DrafterTotals:
+    """Rounds a drafter was judged in, tokens it drafted, tokens of those accepted."""
+
+    rounds: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+
+
+@dataclass(slots=True)
+class SpeculationTotals:
+    """Exact counts of one request, as its final message reports them.
+
+    Attributes:
+        rounds: target forwards after the prompt.
+        decoded_tokens: tokens these forwards committed.
+        drafted_per_position: judged draft tokens by position in the chain.
+        accepted_per_position: accepted ones.
+        drafters: totals by drafter.
+        dropped: proposals not judged, by why: "late", "stale", "malformed", or what the target said.
+        switched_off_reason: why the latest round did not use what was asked for; "" when it did.
+    """
+
+    rounds: int = 0
+    decoded_tokens: int = 0
+    drafted_per_position: list[int] = field(default_factory=list)
+    accepted_per_position: list[int] = field(default_factory=list)
+    drafters: dict[str, DrafterTotals] = field(default_factory=dict)
+    dropped: dict[str, int] = field(default_factory=dict)
+    switched_off_reason: str = ""
+
+    def count_round(self, num_tokens: int) -> None:
+        self.rounds += 1
+        self.decoded_tokens += num_tokens
+
+    def count_proposal(self, drafter: str, num_proposed: int, num_accepted: int) -> None:
+        totals = self.drafters.setdefault(drafter, DrafterTotals())
+        totals.rounds += 1
+        totals.draft_tokens += num_proposed
+        totals.accepted_tokens += num_accepted
+        missing = num_proposed - len(self.drafted_per_position)
+        self.drafted_per_position += [0] * missing
+        self.accepted_per_position += [0] * missing
+        for index in range(num_proposed):
+            self.drafted_per_position[index] += 1
+            self.accepted_per_position[index] += int(index < num_accepted)
+
+    def count_dropped(self, why: str) -> None:
+        self.dropped[why] = self.dropped.get(why, 0) + 1
+
+    @property
+    def draft_tokens(self) -> int:
+        return sum(totals.draft_tokens for totals in self.drafters.values())
+
+    @property
+    def accepted_tokens(self) -> int:
+        return sum(totals.accepted_tokens for totals in self.drafters.values())
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted / drafted; 0 when nothing was drafted."""
+        return self.accepted_tokens / self.draft_tokens if self.draft_tokens else 0.0
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens per round, the recovered or bonus token included; 0 before the first round."""
+        return self.decoded_tokens / self.rounds if self.rounds else 0.0
+
+    @property
+    def mean_num_speculative_tokens(self) -> float:
+        """Draft tokens per round that had any."""
+        rounds = sum(totals.rounds for totals in self.drafters.values())
+        return self.draft_tokens / rounds if rounds else 0.0

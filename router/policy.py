@@ -1,0 +1,261 @@
+"""Owns the decision of every round: which drafter speculates, how far, or why none does.
+
+`plan_round` is a pure function. It picks the option with the most expected tokens per second,
+
+    E[tokens](K, acceptance by position) / T(K),
+
+after the rules that switch speculation off: `request`, `temperature`, `draft_unavailable`, `context`, `acceptance`.
+What it needs to remember between rounds is in `SpeedGate`, which judges by measured time, not by acceptance.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from router.acceptance import DRAFT_MODEL, DRAFTED, NGRAM, SessionAcceptance, ngram_arm
+from router.costs import CostModel
+from router.ngram import NgramMatch
+
+Reason = Literal["", "request", "temperature", "acceptance", "draft_unavailable", "context"]
+DraftStatus = Literal["none", "ready", "busy", "unavailable"]
+
+DRAFTERS = (DRAFT_MODEL, NGRAM)
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyConfig:
+    """Thresholds of policy v1.
+
+    Attributes:
+        max_temperature: at this temperature and above speculation is off.
+        acceptance_floor: least chance of its first token for the draft model to be asked, whatever time says. It does
+            not apply to n-grams, which cost no drafting.
+        off_below: measured speed, as a multiple of plain decoding, below which speculation is switched off.
+        on_above: multiple a probe must reach to switch it on again.
+        min_tokens: tokens of evidence before it can be switched off.
+        first_pause: tokens decoded plainly before the first probe; doubles after every failed probe.
+        max_pause: longest such pause.
+        probe_rounds: rounds one probe lasts.
+        retry_tokens: tokens decoded plainly before asking again whether a draft has come back.
+        stretch: tokens decoded plainly at a time during a pause, before looking whether a sure thing has come up.
+        sure_above: expected speed, as a multiple of plain decoding, that is not passed up even during a pause.
+    """
+
+    max_temperature: float = 0.9
+    acceptance_floor: float = 0.05
+    off_below: float = 0.98
+    on_above: float = 1.03
+    min_tokens: int = 12
+    first_pause: int = 24
+    max_pause: int = 256
+    probe_rounds: int = 2
+    retry_tokens: int = 16
+    stretch: int = 4
+    sure_above: float = 1.1
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationControl:
+    """What the request asked for: off, a cap on K, one drafter or "auto"."""
+
+    enabled: bool = True
+    max_draft_tokens: int | None = None
+    drafter: str = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class RoundView:
+    """What is known when a round begins.
+
+    Attributes:
+        num_generated: tokens generated so far.
+        tokens_left: tokens that max_tokens and the target's window still allow, at least 1.
+        max_proposal_tokens: most draft tokens one forward of the target verifies.
+        draft: whether the draft can be asked now; "none" where the request or the configuration has no use for it.
+        draft_room: draft tokens that the draft's own window still has room for.
+        match: what the n-gram drafter found; None also where it is not wanted.
+    """
+
+    temperature: float
+    control: SpeculationControl
+    num_generated: int
+    tokens_left: int
+    max_proposal_tokens: int
+    draft: DraftStatus
+    draft_room: int
+    match: NgramMatch | None
+
+
+@dataclass(frozen=True, slots=True)
+class RoundPlan:
+    """What to do next.
+
+    Attributes:
+        drafter: "ngram", "draft_model", or "" for a plain round.
+        num_speculative_tokens: K; 0 for a plain round.
+        confidence_threshold: the draft may end its chain below this probability.
+        reason: why the drafter that was asked for does not speculate now.
+        plain_tokens: tokens the target decodes by itself; 1 is an ordinary round with an empty proposal.
+    """
+
+    drafter: str = ""
+    num_speculative_tokens: int = 0
+    confidence_threshold: float = 0.0
+    reason: Reason = ""
+    plain_tokens: int = 1
+
+
+class SpeedGate:
+    """Off when speculating rounds measure slower than plain decoding; on again by probes at growing intervals.
+
+    Positions are counts of generated tokens, times are seconds; both come from the caller.
+    """
+
+    def __init__(self, config: PolicyConfig) -> None:
+        self._config = config
+        self._tokens = self._plain_equivalent = 0.0
+        self._evidence = 0
+        self._pause = config.first_pause
+        self._resume_at = 0
+        self._probe_rounds_left = 0
+        self.is_open = True
+
+    def pause_left(self, num_generated: int) -> int:
+        """Tokens to decode plainly before the next round may speculate; 0 while open or probing."""
+        return 0 if self.is_open else max(0, self._resume_at - num_generated)
+
+    def saw_round(self, num_tokens: int, round_s: float, plain_s: float, num_generated: int) -> None:
+        """One round that was free to speculate: what it committed and took, and what a plain token takes.
+
+        A round during a pause speculated on a sure thing; it says nothing about ordinary ones.
+        """
+        if self.pause_left(num_generated - num_tokens):
+            return
+        self._tokens = 0.95 * self._tokens + num_tokens
+        self._plain_equivalent = 0.95 * self._plain_equivalent + round_s / plain_s
+        self._evidence += num_tokens
+        if self.is_open:
+            if self._evidence >= self._config.min_tokens and self.speedup < self._config.off_below:
+                self._close(self._config.first_pause, num_generated)
+            return
+        self._probe_rounds_left -= 1
+        if self._probe_rounds_left <= 0:
+            self._judge_probe(num_generated)
+
+    @property
+    def speedup(self) -> float:
+        """Measured speed as a multiple of plain decoding."""
+        return self._tokens / self._plain_equivalent if self._plain_equivalent else 1.0
+
+    def _judge_probe(self, num_generated: int) -> None:
+        if self.speedup >= self._config.on_above:
+            self.is_open = True
+        else:
+            self._close(min(2 * self._pause, self._config.max_pause), num_generated)
+
+    def _close(self, pause: int, num_generated: int) -> None:
+        self.is_open = False
+        self._pause, self._resume_at = pause, num_generated + pause
+        self._probe_rounds_left = self._config.probe_rounds
+        self._tokens = self._plain_equivalent = 0.0
+        self._evidence = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Option:
+    plan: RoundPlan
+    tokens_per_s: float
+    first_acceptance: float
+
+
+def plan_round(
+    view: RoundView, config: PolicyConfig, acceptance: SessionAcceptance, costs: CostModel, gate: SpeedGate
+) -> RoundPlan:
+    """Decides one round."""
+    fixed = switched_off(view.temperature, view.control, config)
+    if fixed:
+        return RoundPlan(reason=fixed, plain_tokens=view.tokens_left)
+    unusable = _draft_unusable(view)
+    if unusable and view.control.drafter == DRAFT_MODEL:
+        burst = view.tokens_left if unusable == "context" else config.retry_tokens
+        return RoundPlan(reason=unusable, plain_tokens=min(burst, view.tokens_left))
+    offered = _options(view, acceptance, costs, unusable)
+    options = [option for option in offered if not gate.is_open or not _under_floor(option, config)]
+    best = max(options, key=lambda option: option.tokens_per_s, default=None)
+    pause = gate.pause_left(view.num_generated)
+    if pause and (best is None or best.tokens_per_s * costs.plain_s < config.sure_above):
+        stretch = pause if view.control.drafter == DRAFT_MODEL else min(pause, config.stretch)
+        return RoundPlan(reason="acceptance", plain_tokens=min(stretch, view.tokens_left))
+    if best is None or (gate.is_open and best.tokens_per_s * costs.round_s(0) < 1.0):
+        return RoundPlan(reason=unusable or ("acceptance" if offered else ""))
+    return best.plan
+
+
+def switched_off(temperature: float, control: SpeculationControl, config: PolicyConfig) -> Reason:
+    """Why a request never speculates, whatever happens; "" when it may."""
+    if not control.enabled or control.max_draft_tokens == 0:
+        return "request"
+    if temperature >= config.max_temperature:
+        return "temperature"
+    return ""
+
+
+def _draft_unusable(view: RoundView) -> Reason:
+    """Why the draft model, though wanted, cannot speculate; "" also for a draft that is merely busy."""
+    if view.draft == "unavailable":
+        return "draft_unavailable"
+    if view.draft != "none" and view.draft_room < 1:
+        return "context"
+    return ""
+
+
+def _under_floor(option: _Option, config: PolicyConfig) -> bool:
+    return option.plan.drafter == DRAFT_MODEL and option.first_acceptance < config.acceptance_floor
+
+
+def _options(view: RoundView, acceptance: SessionAcceptance, costs: CostModel, unusable: Reason) -> list[_Option]:
+    limit = min(view.max_proposal_tokens, view.tokens_left - 1)
+    if view.control.max_draft_tokens is not None:
+        limit = min(limit, view.control.max_draft_tokens)
+    options = []
+    if view.match is not None:
+        options += _ngram_options(view.match, limit, acceptance, costs, unusable)
+    if view.draft == "ready" and not unusable:
+        options += _draft_options(min(limit, view.draft_room), acceptance, costs)
+    return options
+
+
+def _ngram_options(
+    match: NgramMatch, limit: int, acceptance: SessionAcceptance, costs: CostModel, unusable: Reason
+) -> list[_Option]:
+    estimate = acceptance.arm(ngram_arm(match))
+    accepted = estimate.expected_lengths(min(limit, len(match.tokens)))
+    return [
+        _Option(
+            RoundPlan(NGRAM, size, reason=unusable),
+            (1.0 + accepted[size - 1]) / costs.round_s(size),
+            estimate.conditional(0),
+        )
+        for size in range(1, len(accepted) + 1)
+    ]
+
+
+def _draft_options(limit: int, acceptance: SessionAcceptance, costs: CostModel) -> list[_Option]:
+    estimate, drafted = acceptance.arm(DRAFT_MODEL), acceptance.arm(DRAFTED)
+    lengths = zip(estimate.expected_lengths(limit), drafted.expected_lengths(limit), strict=True)
+    options = []
+    for size, (num_accepted, num_drafted) in enumerate(lengths, start=1):
+        speed = (1.0 + num_accepted) / costs.drafted_round_s(size, num_drafted)
+        threshold = _confidence_threshold(speed, costs.draft_token_s, estimate.conditional(0))
+        options.append(_Option(RoundPlan(DRAFT_MODEL, size, threshold), speed, estimate.conditional(0)))
+    return options
+
+
+def _confidence_threshold(tokens_per_s: float, draft_token_s: float, first_acceptance: float) -> float:
+    """The draft probability below which drafting one token more costs more than it brings.
+
+    A further token comes to count only if the one before it was accepted (chance: its draft probability), and then
+    with about `first_acceptance`; meanwhile its time could have been spent committing `tokens_per_s`.
+    """
+    return min(0.5, tokens_per_s * draft_token_s / max(first_acceptance, 1e-3))

@@ -1,0 +1,127 @@
+"""Owns what a caller asks for, GenerateRequest, and the checks that need neither tokenizer nor peers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from engine.errors import InvalidArgument
+from engine.sampling import SamplingParams, StopParams
+from router.policy import SpeculationControl
+
+MAX_STOP_STRINGS = 64
+MAX_STOP_CHARS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """One turn of a conversation."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class RawPrompt:
+    """Text that is tokenized as it is."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A conversation for the model's chat template."""
+
+    messages: tuple[ChatMessage, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenIds:
+    """A prompt that is tokenized already."""
+
+    input_ids: tuple[int, ...]
+
+
+Input = RawPrompt | Chat | TokenIds
+
+FIELDS: dict[type[Input], str] = {RawPrompt: "prompt", Chat: "chat.messages", TokenIds: "tokenized.input_ids"}
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """A request as it came; field names are those of the public API.
+
+    Attributes:
+        max_tokens: None takes the router's default, or what the window leaves.
+        stop: strings that end the output.
+        deadline_s: seconds from arrival; 0: none.
+        traceparent: W3C trace context of the caller, or "".
+    """
+
+    input: Input
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    speculation: SpeculationControl = field(default_factory=SpeculationControl)
+    request_id: str = ""
+    deadline_s: float = 0.0
+    traceparent: str = ""
+
+
+def check_request(request: GenerateRequest, drafters: tuple[str, ...]) -> None:
+    """Raises InvalidArgument naming the first field that is wrong by itself."""
+    request.sampling.validate()
+    if request.max_tokens is not None and request.max_tokens < 1:
+        raise InvalidArgument("sampling_params.max_tokens", request.max_tokens, "1 or more")
+    _check_stops(request.stop)
+    _check_speculation(request.speculation, drafters)
+    check_input(request.input)
+
+
+def check_input(given: Input) -> None:
+    """Raises InvalidArgument for a prompt without anything in it."""
+    if isinstance(given, RawPrompt) and not given.text:
+        raise InvalidArgument("prompt", "", "at least one character")
+    if isinstance(given, Chat) and not given.messages:
+        raise InvalidArgument("chat.messages", [], "at least one message")
+    if isinstance(given, TokenIds) and not given.input_ids:
+        raise InvalidArgument("tokenized.input_ids", [], "at least one token id")
+
+
+def fit_to_window(request: GenerateRequest, num_prompt: int, window: int, default_max_tokens: int) -> StopParams:
+    """The request's limits, so that prompt and output fit into the target's window.
+
+    Raises:
+        InvalidArgument: the prompt leaves no room for a single token.
+    """
+    room = window - num_prompt
+    if room < 1:
+        raise InvalidArgument(FIELDS[type(request.input)], f"{num_prompt} tokens", f"at most {window - 1} tokens")
+    asked = default_max_tokens if request.max_tokens is None else request.max_tokens
+    if not 0 <= request.min_tokens <= asked:
+        raise InvalidArgument("sampling_params.min_tokens", request.min_tokens, f"0 to max_tokens ({asked})")
+    max_tokens = min(asked, room)
+    return StopParams(max_tokens, min(request.min_tokens, max_tokens), request.ignore_eos, request.stop_token_ids)
+
+
+def _check_stops(stop: tuple[str, ...]) -> None:
+    name = "sampling_params.stop"
+    if len(stop) > MAX_STOP_STRINGS:
+        raise InvalidArgument(name, f"{len(stop)} strings", f"at most {MAX_STOP_STRINGS}")
+    for text in stop:
+        if not text:
+            raise InvalidArgument(name, "", "strings of at least one character")
+        if len(text) > MAX_STOP_CHARS:
+            raise InvalidArgument(name, f"{len(text)} characters", f"at most {MAX_STOP_CHARS} each")
+
+
+def _check_speculation(control: SpeculationControl, drafters: tuple[str, ...]) -> None:
+    allowed = ("auto", *drafters)
+    if control.drafter not in allowed:
+        raise InvalidArgument("speculation.drafter", control.drafter, ", ".join(allowed))
+    if control.max_draft_tokens is not None and control.max_draft_tokens < 0:
+        raise InvalidArgument("speculation.max_draft_tokens", control.max_draft_tokens, "0 or more")

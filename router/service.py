@@ -1,0 +1,242 @@
+"""Owns the Router: one call from text to text. Checks a request, tokenizes, admits, runs its session, reports."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import asdict, dataclass, field
+
+from opentelemetry.trace import Span
+
+from engine.errors import InvalidArgument, OutriderError, Unavailable
+from engine.info import EngineInfo
+from router.acceptance import DRAFT_MODEL
+from router.admission import Admission
+from router.detokenizer import Detokenizer
+from router.events import Complete, Event, NoObserver, Observer, RequestRecord
+from router.peers import PeerSet
+from router.requests import (
+    FIELDS,
+    Chat,
+    GenerateRequest,
+    Input,
+    RawPrompt,
+    TokenIds,
+    check_input,
+    check_request,
+    fit_to_window,
+)
+from router.session import Session, SessionRequest
+from router.speculation import SessionConfig, Shared
+from router.stopping import StopStrings, TextStream
+from router.stopwatch import Stopwatch
+from router.tokenizer import Tokenizer
+from rpc.tracing import start_span
+
+_LARGE_TEXT_BYTES = 1 << 15  # tokenizing more takes milliseconds, so it is not done on the event loop
+
+
+@dataclass(frozen=True, slots=True)
+class RouterConfig:
+    """How a router serves.
+
+    Attributes:
+        max_concurrent: requests that run at once.
+        max_queued: requests that may wait for it.
+        default_max_tokens: max_tokens of a request that names none.
+        max_bytes_per_token: a text of more bytes than this times the window is refused without tokenizing it.
+        version: what GetModelInfo says.
+    """
+
+    max_concurrent: int = 64
+    max_queued: int = 256
+    default_max_tokens: int = 256
+    max_bytes_per_token: int = 64
+    version: str = ""
+    sessions: SessionConfig = field(default_factory=SessionConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What callers may know of the models; field names are those of the public API."""
+
+    model: str
+    draft_model: str
+    vocab_size: int
+    max_context_length: int
+    draft_max_context_length: int
+    eos_token_ids: tuple[int, ...]
+    drafters: tuple[str, ...]
+    version: str
+
+
+class Router:
+    """Serves requests on the peers of a PeerSet, which whoever discovers peers keeps up to date."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        peers: PeerSet,
+        config: RouterConfig,
+        observer: Observer | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._tokenizer, self._config, self._clock = tokenizer, config, clock
+        self._observer = observer or NoObserver()
+        self._shared = Shared(peers, clock, config.sessions, observer=self._observer)
+        self._admission = Admission(config.max_concurrent, config.max_queued, clock)
+
+    @property
+    def running_requests(self) -> int:
+        return self._admission.running
+
+    @property
+    def queued_requests(self) -> int:
+        return self._admission.queued
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
+        """Deltas, then one Complete.
+
+        Raises:
+            InvalidArgument: naming the field that is wrong.
+            Overloaded: too many requests wait already.
+            Unavailable: no target, or it was lost.
+            DeadlineExceeded: the request's deadline passed.
+        """
+        stopwatch = Stopwatch(self._clock)
+        span = start_span("outrider.request", request.traceparent, {"outrider.request_id": request.request_id})
+        outcome, complete = "cancelled", None
+        try:
+            check_request(request, self._config.sessions.drafters)
+            async with self._admission.place(request.deadline_s):
+                stopwatch.admitted()
+                async with aclosing(await self._start(request, stopwatch, span)) as events:
+                    async for event in events:
+                        if isinstance(event, Complete):
+                            outcome, complete = event.finish_reason, event
+                        yield event
+        except OutriderError as error:
+            outcome = type(error).__name__
+            raise
+        except Exception:
+            outcome = "InternalError"
+            raise
+        finally:
+            self._observer.request_finished(RequestRecord(outcome, complete))
+            _end_span(span, outcome, complete)
+
+    async def tokenize(
+        self, given: RawPrompt | Chat, *, add_special_tokens: bool = False
+    ) -> tuple[list[int], list[str]]:
+        """Ids and their spelling in the vocabulary. Raises InvalidArgument naming the field."""
+        if isinstance(given, RawPrompt):
+            self._check_size(given.text, "text", self._target_info().max_context_length)
+            ids = await _off_loop(
+                len(given.text), lambda: self._tokenizer.encode(given.text, add_special_tokens=add_special_tokens)
+            )
+        else:
+            check_input(given)
+            ids = await self._encode(given, self._target_info())
+        return ids, [self._tokenizer.token(token_id) or "" for token_id in ids]
+
+    def get_model_info(self) -> ModelInfo:
+        """Raises Unavailable while no target is ready."""
+        target, draft = self._target_info(), self._shared.peers.drafts.any()
+        return ModelInfo(
+            model=target.model,
+            draft_model="" if draft is None else draft.info.model,
+            vocab_size=target.vocab_size,
+            max_context_length=target.max_context_length,
+            draft_max_context_length=0 if draft is None else draft.info.max_context_length,
+            eos_token_ids=target.eos_token_ids,
+            drafters=tuple(name for name in self._config.sessions.drafters if name != DRAFT_MODEL or draft is not None),
+            version=self._config.version,
+        )
+
+    async def _start(
+        self, request: GenerateRequest, stopwatch: Stopwatch, span: Span | None
+    ) -> AsyncGenerator[Event, None]:
+        """The events of a session for the request, once it is tokenized and known to fit."""
+        info = self._target_info()
+        prompt = await self._encode(request.input, info)
+        stops = fit_to_window(request, len(prompt), info.max_context_length, self._config.default_max_tokens)
+        stops.validate(info.vocab_size)
+        text = TextStream(
+            Detokenizer(self._tokenizer, skip_special_tokens=request.skip_special_tokens),
+            StopStrings(request.stop, stops.min_tokens, request.include_stop_str_in_output),
+        )
+        checked = SessionRequest(
+            tuple(prompt), request.sampling, stops, request.speculation, self._time_left(request, stopwatch), span
+        )
+        return Session(checked, text, stopwatch, self._shared).events()
+
+    def _time_left(self, request: GenerateRequest, stopwatch: Stopwatch) -> float:
+        if not request.deadline_s:
+            return 0.0
+        return max(request.deadline_s - stopwatch.elapsed_s, 1e-3)
+
+    async def _encode(self, given: Input, info: EngineInfo) -> list[int]:
+        """Token ids of the prompt, each known to the target. Raises InvalidArgument."""
+        name, window = FIELDS[type(given)], info.max_context_length
+        if isinstance(given, TokenIds):
+            _check_token_ids(given.input_ids, info.vocab_size)
+            return list(given.input_ids)
+        if isinstance(given, RawPrompt):
+            self._check_size(given.text, name, window)
+            ids = await _off_loop(len(given.text), lambda: self._tokenizer.encode_prompt(given.text))
+        else:
+            self._check_size("".join(message.content for message in given.messages), name, window)
+            text = self._tokenizer.render_chat([asdict(message) for message in given.messages])
+            ids = await _off_loop(len(text), lambda: self._tokenizer.encode(text))
+        if not ids:
+            raise InvalidArgument(name, "nothing that makes a token", "at least one token")
+        return ids
+
+    def _check_size(self, text: str, name: str, window: int) -> None:
+        """Refuses what cannot fit before any work is done on it."""
+        limit = window * self._config.max_bytes_per_token
+        try:
+            num_bytes = len(text.encode())
+        except UnicodeEncodeError:
+            raise InvalidArgument(name, "a lone surrogate", "valid Unicode") from None
+        if num_bytes > limit:
+            allowed = f"at most {window - 1} tokens, never more than {limit} bytes"
+            raise InvalidArgument(name, f"{num_bytes} bytes", allowed)
+
+    def _target_info(self) -> EngineInfo:
+        port = self._shared.peers.targets.any()
+        if port is None:
+            raise Unavailable("no target is ready")
+        return port.info
+
+
+def _check_token_ids(input_ids: tuple[int, ...], vocab_size: int) -> None:
+    for token_id in input_ids:
+        if not 0 <= token_id < vocab_size:
+            raise InvalidArgument("tokenized.input_ids", token_id, f"0 to {vocab_size - 1}")
+
+
+async def _off_loop(num_chars: int, encode: Callable[[], list[int]]) -> list[int]:
+    return encode() if num_chars < _LARGE_TEXT_BYTES else await asyncio.to_thread(encode)
+
+
+def _end_span(span: Span | None, outcome: str, complete: Complete | None) -> None:
+    if span is None:
+        return
+    span.set_attribute("outrider.outcome", outcome)
+    if complete is not None:
+        totals = complete.speculation
+        span.set_attributes(
+            {
+                "outrider.prompt_tokens": complete.usage.prompt_tokens,
+                "outrider.completion_tokens": complete.usage.completion_tokens,
+                "outrider.rounds": totals.rounds,
+                "outrider.acceptance_rate": totals.acceptance_rate,
+                "outrider.mean_acceptance_length": totals.mean_acceptance_length,
+                "outrider.switched_off_reason": totals.switched_off_reason,
+                "outrider.ttft_ms": complete.timing.ttft_ms,
+            }
+        )
+    span.end()

@@ -1,0 +1,276 @@
+"""Owns one request's speculation: plans each round, has its proposal made, and learns from the verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from opentelemetry.trace import Span
+
+from engine.proposal import Proposal, State, Verdict
+from engine.sampling import SamplingParams
+from router.acceptance import (
+    DRAFT_MODEL,
+    DRAFTED,
+    NGRAM,
+    AcceptancePriors,
+    SessionAcceptance,
+    SpeculationTotals,
+    ngram_arm,
+)
+from router.costs import CostModel
+from router.draft_link import DraftLink, DraftLinkConfig
+from router.events import NoObserver, Observer, RoundRecord
+from router.ngram import NgramConfig, NgramDrafter, NgramMatch
+from router.peers import PeerSet
+from router.policy import (
+    DRAFTERS,
+    PolicyConfig,
+    RoundPlan,
+    RoundView,
+    SpeculationControl,
+    SpeedGate,
+    plan_round,
+    switched_off,
+)
+from rpc.tracing import start_span, traceparent_of
+
+_MIN_PATIENCE_S = 0.02  # a draft gets at least so long, however fast the target
+
+
+@dataclass(frozen=True, slots=True)
+class SessionConfig:
+    """How the sessions of a router speculate.
+
+    Attributes:
+        drafters: drafters that may be used at all; none switches speculation off for every request.
+        max_draft_tokens: most draft tokens of one round, whatever the target would verify.
+    """
+
+    drafters: tuple[str, ...] = DRAFTERS
+    max_draft_tokens: int = 64
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
+    ngram: NgramConfig = field(default_factory=NgramConfig)
+    draft_link: DraftLinkConfig = field(default_factory=DraftLinkConfig)
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What all sessions of a router share; `clock` is in seconds and monotonic."""
+
+    peers: PeerSet
+    clock: Callable[[], float]
+    config: SessionConfig = field(default_factory=SessionConfig)
+    costs: CostModel = field(default_factory=CostModel)
+    priors: AcceptancePriors = field(default_factory=AcceptancePriors)
+    observer: Observer = field(default_factory=NoObserver)
+
+
+@dataclass(slots=True)
+class Round:
+    """A round under way.
+
+    Attributes:
+        proposal: what the target is to judge; empty in a plain round.
+        began: when planning began; for the later tokens of a plain stretch, when the token before was committed.
+        arm: the kind of proposal whose acceptance this round tells.
+        verdicts_left: verdicts still to come, one unless the target decodes a stretch by itself.
+    """
+
+    plan: RoundPlan
+    proposal: Proposal
+    began: float
+    verdicts_left: int
+    arm: str = ""
+    draft_wait_s: float = 0.0
+    dropped: str = ""
+    span: Span | None = None
+
+    @property
+    def is_stretch(self) -> bool:
+        return self.plan.plain_tokens > 1
+
+
+class Speculator:
+    """Everything of a session that is not needed to decode plainly.
+
+    Args:
+        sampling: the request's own; a draft samples with it.
+        control: what the request asked of speculation.
+        span: the request's; None while it is not traced.
+    """
+
+    def __init__(
+        self, sampling: SamplingParams, control: SpeculationControl, shared: Shared, span: Span | None = None
+    ) -> None:
+        if not shared.config.drafters:
+            control = replace(control, enabled=False)  # nothing to speculate with: decode without round trips
+        self._sampling, self._control, self._shared, self._span = sampling, control, shared, span
+        self._off = switched_off(sampling.temperature, control, shared.config.policy)
+        self._acceptance = SessionAcceptance(shared.priors)
+        self._gate = SpeedGate(shared.config.policy)
+        self._ngram = NgramDrafter(shared.config.ngram) if self._wants(NGRAM) else None
+        self._draft: DraftLink | None = None
+        self._max_proposal = 0
+        self._num_prompt = 0
+        self.totals = SpeculationTotals()
+
+    def open(self, prompt: Sequence[int], max_proposal_tokens: int, vocab_size: int) -> None:
+        """Prepares the drafters while the target computes the prompt.
+
+        Args:
+            max_proposal_tokens: most draft tokens the target verifies in one forward.
+            vocab_size: ids below it are known to the target.
+        """
+        self._max_proposal = min(max_proposal_tokens, self._shared.config.max_draft_tokens)
+        self._num_prompt = len(prompt)
+        if self._wants(DRAFT_MODEL):
+            self._draft = DraftLink(
+                self._shared.peers.drafts,
+                self._sampling,
+                self.totals,
+                self._shared.clock,
+                self._shared.config.draft_link,
+            )
+            self._draft.warm_up(prompt, vocab_size, traceparent_of(self._span))
+        if self._ngram is not None:
+            self._ngram.extend(prompt)
+
+    def saw_tokens(self, tokens: Sequence[int]) -> None:
+        """Committed tokens."""
+        if self._ngram is not None:
+            self._ngram.extend(tokens)
+
+    async def propose(self, state: State, tokens: Sequence[int], tokens_left: int) -> Round:
+        """Plans the next round and has its proposal made.
+
+        Args:
+            state: the committed state.
+            tokens: prompt and committed tokens.
+            tokens_left: tokens that may still be generated, at least 1.
+        """
+        began = self._shared.clock()
+        limit = min(self._max_proposal, tokens_left - 1)
+        match = self._ngram.lookup(limit) if self._ngram is not None else None
+        view = self._view(tokens, tokens_left, match)
+        plan = plan_round(view, self._shared.config.policy, self._acceptance, self._shared.costs, self._gate)
+        self._pass_over(view, plan)
+        round_ = Round(plan, Proposal(state), began, plan.plain_tokens, span=self._round_span(plan, state))
+        if plan.drafter == NGRAM and match is not None:
+            round_.proposal = Proposal.chain(state, match.tokens[: plan.num_speculative_tokens], drafter=NGRAM)
+            round_.arm = ngram_arm(match)
+        elif plan.drafter == DRAFT_MODEL:
+            await self._ask_draft(round_, tokens)
+        return round_
+
+    def learn(self, round_: Round, verdict: Verdict) -> float:
+        """Counts a verdict and lets the policy see how the round went; returns the seconds the router itself took."""
+        plan, now = round_.plan, self._shared.clock()
+        round_s, round_.began = now - round_.began, now
+        round_.verdicts_left -= 1
+        self.totals.count_round(len(verdict.tokens))
+        self.totals.switched_off_reason = plan.reason
+        if verdict.dropped:
+            self.totals.count_dropped("refused")
+        if verdict.num_proposed:
+            self.totals.count_proposal(plan.drafter, verdict.num_proposed, verdict.num_accepted)
+            # A sequence that ended says nothing about the draft tokens behind its end.
+            asked = verdict.num_accepted if verdict.finish_reason else plan.num_speculative_tokens
+            self._acceptance.observe(round_.arm, asked, verdict.num_accepted)
+            if round_.arm == DRAFT_MODEL:
+                self._acceptance.observe(DRAFTED, plan.num_speculative_tokens, verdict.num_proposed)
+        self._learn_times(round_, verdict, round_s)
+        record = _record(round_, verdict, round_s)
+        self._shared.observer.round_finished(record)
+        _annotate(round_.span, record)
+        return round_s - verdict.forward_time_s - verdict.queue_time_s - round_.draft_wait_s
+
+    async def close(self) -> None:
+        """Frees the draft's side."""
+        if self._draft is not None:
+            await self._draft.close()
+
+    async def _ask_draft(self, round_: Round, tokens: Sequence[int]) -> None:
+        """A draft has as long as one verification takes; after that the round goes on without it."""
+        assert self._draft is not None
+        costs = self._shared.costs
+        patience_s = max(_MIN_PATIENCE_S, costs.verify_s(round_.plan.num_speculative_tokens))
+        base = round_.proposal.base
+        answer = await self._draft.propose(base, tokens, round_.plan, patience_s, traceparent_of(round_.span))
+        round_.draft_wait_s, round_.dropped, round_.arm = answer.wait_s, answer.dropped, DRAFT_MODEL
+        if answer.proposal is not None:
+            round_.proposal = answer.proposal
+            costs.saw_draft(len(answer.proposal.tokens), answer.proposal.draft_time_s, answer.wait_s)
+
+    def _learn_times(self, round_: Round, verdict: Verdict, round_s: float) -> None:
+        costs = self._shared.costs
+        if round_.is_stretch:
+            costs.saw_plain(verdict.forward_time_s)
+            return
+        costs.saw_verify(verdict.num_proposed, verdict.forward_time_s, round_s, round_.draft_wait_s)
+        if not self._off:
+            num_generated = verdict.base.length + len(verdict.tokens) - self._num_prompt
+            self._gate.saw_round(len(verdict.tokens), round_s, costs.plain_s, num_generated)
+
+    def _view(self, tokens: Sequence[int], tokens_left: int, match: NgramMatch | None) -> RoundView:
+        return RoundView(
+            temperature=self._sampling.temperature,
+            control=self._control,
+            num_generated=len(tokens) - self._num_prompt,
+            tokens_left=tokens_left,
+            max_proposal_tokens=self._max_proposal,
+            draft="none" if self._draft is None else self._draft.status(tokens, traceparent_of(self._span)),
+            draft_room=0 if self._draft is None else self._draft.room(len(tokens)),
+            match=match,
+        )
+
+    def _pass_over(self, view: RoundView, plan: RoundPlan) -> None:
+        if view.draft == "ready" and plan.drafter != DRAFT_MODEL:
+            self._acceptance.pass_over(DRAFT_MODEL)
+        if view.match is not None and plan.drafter != NGRAM:
+            self._acceptance.pass_over(ngram_arm(view.match))
+
+    def _wants(self, drafter: str) -> bool:
+        asked = self._control.drafter in ("auto", drafter)
+        return not self._off and asked and drafter in self._shared.config.drafters
+
+    def _round_span(self, plan: RoundPlan, state: State) -> Span | None:
+        if self._span is None or not self._span.is_recording():
+            return None
+        attributes: dict[str, str | int | float] = {
+            "outrider.base_length": state.length,
+            "outrider.drafter": plan.drafter,
+            "outrider.num_speculative_tokens": plan.num_speculative_tokens,
+            "outrider.plain_tokens": plan.plain_tokens,
+            "outrider.reason": plan.reason,
+        }
+        return start_span("outrider.round", traceparent_of(self._span), attributes)
+
+
+def _record(round_: Round, verdict: Verdict, round_s: float) -> RoundRecord:
+    return RoundRecord(
+        drafter=round_.plan.drafter if verdict.num_proposed else "",
+        num_proposed=verdict.num_proposed,
+        num_accepted=verdict.num_accepted,
+        num_tokens=len(verdict.tokens),
+        reason=round_.plan.reason,
+        dropped=round_.dropped or ("refused" if verdict.dropped else ""),
+        round_s=round_s,
+        forward_s=verdict.forward_time_s,
+        draft_wait_s=round_.draft_wait_s,
+    )
+
+
+def _annotate(span: Span | None, record: RoundRecord) -> None:
+    if span is None:
+        return
+    span.set_attributes(
+        {
+            "outrider.num_proposed": record.num_proposed,
+            "outrider.num_accepted": record.num_accepted,
+            "outrider.num_tokens": record.num_tokens,
+            "outrider.dropped": record.dropped,
+            "outrider.forward_ms": 1e3 * record.forward_s,
+            "outrider.draft_wait_ms": 1e3 * record.draft_wait_s,
+        }
+    )

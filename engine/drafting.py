@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import torch
 
 from engine.distributions import sample, truncate_to_sparse
-from engine.errors import InvalidArgument, OutriderError, Overloaded, UnknownSession
+from engine.errors import InvalidArgument, OutriderError, Overloaded, PairMismatch, UnknownSession
 from engine.info import EngineInfo
 from engine.loading import load_model
 from engine.noise import gumbel
@@ -61,6 +61,9 @@ class DraftEngine:
         runner: the device.
         top_probs: tokens a sampled distribution is truncated to.
         seed: of the generator for unseeded requests.
+
+    Raises:
+        PairMismatch: a reduced head that maps to ids the tokenizer does not know.
     """
 
     def __init__(
@@ -71,6 +74,9 @@ class DraftEngine:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._runner, self._top_probs, self._clock = runner, top_probs, clock
+        self._head_ids = runner.model.head_token_ids
+        if self._head_ids is not None and int(self._head_ids.max()) >= runner.vocab_size:
+            raise PairMismatch(f"the draft's head has ids past the {runner.vocab_size} that the tokenizer knows")
         self._sessions: OrderedDict[int, _Session] = OrderedDict()
         self._generator = torch.Generator().manual_seed(seed)
 
@@ -186,12 +192,13 @@ class DraftEngine:
 
     def _choose(self, draft: _Session, logits: torch.Tensor) -> tuple[int, float, SparseProbs | None]:
         """Token, its probability under the draft, and the distribution if the token was drawn from one."""
-        head_ids = self._runner.model.head_token_ids
+        if self._head_ids is None:
+            logits = logits[: self._runner.vocab_size]  # ids past the tokenizer's are padding
         if draft.sampling.greedy:
             probability, index = torch.softmax(logits.float(), -1).max(-1)
-            return self._token_id(int(index)), float(probability), None
+            return int(self._token_ids(index)), float(probability), None
         indices, all_probs = truncate_to_sparse(logits[None], draft.sampling, self._top_probs)
-        ids, probs = indices[0] if head_ids is None else head_ids[indices[0]], all_probs[0]
+        ids, probs = self._token_ids(indices[0]), all_probs[0]
         if draft.sampling.seed is not None:
             noise = gumbel(draft.sampling.seed, len(draft.sequence.tokens), ids)
             choice = int((probs.log() + noise).argmax())
@@ -201,9 +208,9 @@ class DraftEngine:
         sparse = SparseProbs(tuple(ids[kept].tolist()), tuple(probs[kept].tolist()))
         return int(ids[choice]), float(probs[choice]), sparse
 
-    def _token_id(self, index: int) -> int:
-        head_ids = self._runner.model.head_token_ids
-        return index if head_ids is None else int(head_ids[index])
+    def _token_ids(self, indices: torch.Tensor) -> torch.Tensor:
+        """Token ids of rows of the head."""
+        return indices if self._head_ids is None else self._head_ids[indices]
 
     def _proposal(self, draft: _Session) -> Proposal:
         draft.wanted = 0

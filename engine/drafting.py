@@ -6,9 +6,8 @@ forward for all sessions that owe draft tokens, so that sessions at different de
 
 from __future__ import annotations
 
-import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 
@@ -66,14 +65,8 @@ class DraftEngine:
         PairMismatch: a reduced head that maps to ids the tokenizer does not know.
     """
 
-    def __init__(
-        self,
-        runner: Runner,
-        top_probs: int = 32,
-        seed: int = 0,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        self._runner, self._top_probs, self._clock = runner, top_probs, clock
+    def __init__(self, runner: Runner, top_probs: int = 32, seed: int = 0) -> None:
+        self._runner, self._top_probs = runner, top_probs
         self._head_ids = runner.model.head_token_ids
         if self._head_ids is not None and int(self._head_ids.max()) >= runner.vocab_size:
             raise PairMismatch(f"the draft's head has ids past the {runner.vocab_size} that the tokenizer knows")

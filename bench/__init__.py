@@ -1,0 +1,1 @@
+"""Benchmarks: what `outrider bench` runs, and the prompts it runs by default."""

@@ -1,0 +1,62 @@
+"""Owns the Serve application: which deployments there are, with what options, bound to what.
+
+`serve run deployments.app:build config=demo` builds it from a configuration file.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from ray import serve
+from ray.serve import Application, Deployment
+from ray.serve.config import HTTPOptions, gRPCOptions
+from ray.serve.schema import LoggingConfig
+
+from deployments.config import Engine, OutriderConfig, Server
+from deployments.config_file import load_config
+from deployments.ingress import RouterDeployment
+from deployments.replicas import DraftDeployment, TargetDeployment
+
+APPLICATION = "outrider"
+SERVICER = "deployments.ingress.add_generation_to_server"
+_REFUSAL_MARGIN = 64
+"""Calls that Serve lets in beyond what the router queues, so that it is the router that refuses, with a retry hint."""
+
+
+def build(arguments: dict[str, Any]) -> Application:
+    """Builds the application from `config=FILE`, as `serve run` and KubeRay call it."""
+    return build_app(load_config(arguments.get("config", "demo")))
+
+
+def build_app(config: OutriderConfig) -> Application:
+    """Target, draft and router, the router bound to the others."""
+    peers = {"target": _engine("Target", TargetDeployment, config.target).bind(config)}
+    if config.draft.enabled:
+        peers["draft"] = _engine("Draft", DraftDeployment, config.draft).bind(config)
+    router = _deployment(
+        "Router",
+        RouterDeployment,
+        num_replicas=config.router.num_replicas,
+        ray_actor_options=config.router.ray_actor_options,
+        graceful_shutdown_timeout_s=config.router.drain_s,
+        max_ongoing_requests=config.router.max_concurrent + config.router.max_queued + _REFUSAL_MARGIN,
+    )
+    return router.bind(config, **peers)
+
+
+def _engine(name: str, kind: type, engine: Engine) -> Deployment:
+    return _deployment(name, kind, num_replicas=engine.num_replicas, ray_actor_options=engine.ray_actor_options)
+
+
+def _deployment(name: str, kind: type, **options: Any) -> Deployment:
+    made = cast(Deployment, serve.deployment(kind, name=name))
+    quiet = LoggingConfig(enable_access_log=False)  # a line for each call costs more than routing it
+    return made.options(health_check_period_s=2.0, health_check_timeout_s=30.0, logging_config=quiet, **options)
+
+
+def start_serve(server: Server) -> None:
+    """Starts Serve's ingress on the configured ports."""
+    serve.start(
+        http_options=HTTPOptions(host=server.host, port=server.http_port),
+        grpc_options=gRPCOptions(port=server.grpc_port, grpc_servicer_functions=[SERVICER]),
+    )

@@ -1,0 +1,126 @@
+"""Owns `outrider bench`: every prompt under every mode, one after the other, against plain decoding."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from bench.comparison import PLAIN, Row, Sample, as_json, summarize
+from bench.prompts import Prompt, read_prompts
+from cluster.local import free_port
+from deployments.client import Ask, Client, Result
+from deployments.commands.serve import with_port
+from deployments.config_file import load_config
+from deployments.console import err, out
+from deployments.system import local_system
+
+AUTO = "auto"
+
+
+def bench(
+    prompts: Annotated[Path, typer.Option(help="JSON lines: id, class, messages or prompt, max_tokens.")],
+    config: Annotated[str, typer.Option(help="Configuration to start when no --address is given.")] = "demo",
+    address: Annotated[str | None, typer.Option(help="host:port of a running server to measure instead.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first prompts of each class.")] = None,
+    as_json_: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the table.")] = False,
+) -> None:
+    """Measure speculation against plain decoding, by class of prompt."""
+    chosen = _first_of_each(read_prompts(prompts), limit)
+    with _server(address, config) as where, Client(where) as client:
+        info = client.model_info()
+        modes = [PLAIN, AUTO, *sorted(info.drafters)]
+        samples = _measure(client, chosen, modes)
+    if as_json_:
+        about = {"prompts": str(prompts), "model": info.model, "draft_model": info.draft_model, "modes": modes}
+        sys.stdout.write(json.dumps(as_json(samples, about)) + "\n")
+    else:
+        out.print(_table(summarize(samples)))
+
+
+@contextmanager
+def _server(address: str | None, config: str) -> Iterator[str]:
+    if address is not None:
+        yield address
+        return
+    with local_system(with_port(load_config(config), free_port())) as started:
+        yield started
+
+
+def _first_of_each(prompts: list[Prompt], limit: int | None) -> list[Prompt]:
+    seen: dict[str, int] = {}
+    kept = []
+    for prompt in prompts:
+        seen[prompt.kind] = seen.get(prompt.kind, 0) + 1
+        if limit is None or seen[prompt.kind] <= limit:
+            kept.append(prompt)
+    return kept
+
+
+def _measure(client: Client, prompts: list[Prompt], modes: list[str]) -> list[Sample]:
+    """Interleaved, so that what else the machine does falls on all modes alike; the order turns with each prompt."""
+    samples = []
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=err) as progress:
+        task = progress.add_task("measuring", total=len(prompts) * len(modes))
+        for mode in modes:  # caches and estimates are warm before anything counts
+            client.generate(_ask(prompts[0], mode))
+        for turn, prompt in enumerate(prompts):
+            first = turn % len(modes)
+            for mode in [*modes[first:], *modes[:first]]:
+                samples.append(_sample(prompt, mode, client.generate(_ask(prompt, mode))))
+                progress.advance(task)
+    return sorted(samples, key=lambda sample: modes.index(sample.mode))
+
+
+def _ask(prompt: Prompt, mode: str) -> Ask:
+    return Ask(
+        prompt=prompt.text,
+        messages=prompt.messages,
+        sampling=prompt.sampling,
+        speculation="off" if mode == PLAIN else "auto",
+        drafter="" if mode in (PLAIN, AUTO) else mode,
+    )
+
+
+def _sample(prompt: Prompt, mode: str, result: Result) -> Sample:
+    stats, speed = result.complete.speculation, result.complete.timing.decode_tokens_per_s
+    return Sample(
+        prompt_id=prompt.id,
+        kind=prompt.kind,
+        mode=mode,
+        token_ids=result.token_ids,
+        decode_s=(len(result.token_ids) - 1) / speed if speed else 0.0,
+        drafted=stats.draft_tokens,
+        accepted=stats.accepted_tokens,
+        rounds=stats.rounds,
+    )
+
+
+def _table(rows: list[Row]) -> Table:
+    table = Table(box=None, header_style="bold")
+    table.add_column("class")
+    table.add_column("mode")
+    for name in ("tok/s", "×", "median", "p10–p90", "accept", "length", "differ"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        plain = row.mode == PLAIN
+        table.add_row(
+            row.kind if plain else "",
+            row.mode,
+            f"{row.tokens_per_s:.1f}",
+            "" if plain else f"{row.speedup:.2f}",
+            "" if plain else f"{row.speedup_median:.2f}",
+            "" if plain else f"{row.speedup_p10:.2f}–{row.speedup_p90:.2f}",
+            f"{row.acceptance_rate:.0%}" if row.acceptance_rate else "",
+            f"{row.mean_acceptance_length:.2f}",
+            "" if plain else str(row.differing_tokens),
+        )
+    return table

@@ -1,0 +1,180 @@
+"""Owns the configuration file: its sections, their defaults and rules. Every field says what it is for.
+
+`deployments.config_file` reads YAML into these models; `deployments.settings` makes engine settings of them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+Dtype = Literal["bfloat16", "float16", "float32"]
+DrafterName = Literal["draft_model", "ngram"]
+Port = Annotated[int, Field(ge=1, le=65535)]
+Count = Annotated[int, Field(ge=1)]
+Probability = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+class Section(BaseModel):
+    """A section of the file: unknown keys are errors, and nothing changes after loading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, protected_namespaces=())
+
+
+class KVCache(Section):
+    """Size of a KV pool: a number of blocks, or the memory they may take."""
+
+    num_blocks: Annotated[int, Field(ge=2)] | None = None
+    """Blocks in the pool. Exactly one of num_blocks and memory_gib is given."""
+    memory_gib: Annotated[float, Field(gt=0.0)] | None = None
+    """Memory for keys and values in GiB; the number of blocks follows from the model's shape."""
+    block_size: Literal[8, 16, 32, 64, 128] = 16
+    """Tokens per block."""
+
+    @model_validator(mode="after")
+    def _one_size(self) -> Self:
+        if (self.num_blocks is None) == (self.memory_gib is None):
+            raise ValueError("give exactly one of num_blocks and memory_gib")
+        return self
+
+
+class Reproducible(Section):
+    """Fixed forward shapes, so that greedy output depends on neither speculation nor neighbours (docs/design.md §6)."""
+
+    enabled: bool = True
+    """Off lets forwards take any shape: faster in large batches, but bf16 ties may fall either way."""
+    prompt_rows: Count = 64
+    """Rows of every forward over prompt positions."""
+    generated_rows: Annotated[int, Field(ge=2)] = 8
+    """Rows of every forward over generated positions; a proposal has at most one token less."""
+
+
+class Engine(Section):
+    """What target and draft have in common."""
+
+    model: str
+    """Hugging Face folder, or a built-in model's name."""
+    dtype: Dtype = "bfloat16"
+    """Number format of weights and KV."""
+    device: str = "auto"
+    """torch device; auto takes CUDA where the replica was given a GPU, else the CPU."""
+    threads: Count = 1
+    """CPU threads of one forward."""
+    num_replicas: Count = 1
+    """Copies of the model, each with its own KV pool."""
+    kv_cache: KVCache = KVCache(num_blocks=1024)
+    """Size of the KV pool."""
+    max_sessions: Count = 64
+    """Open sessions per replica; more are refused with RESOURCE_EXHAUSTED."""
+    max_num_batched_tokens: Count = 256
+    """Most rows of one forward outside reproducible mode."""
+    max_context_length: Annotated[int, Field(ge=2)] | None = None
+    """Most tokens of one session, prompt and output; unset takes the model's own limit."""
+    reproducible: Reproducible = Reproducible()
+    """Fixed forward shapes."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Seed of the generator that requests without a seed draw from."""
+    ray_actor_options: dict[str, Any] = Field(default_factory=lambda: {"num_cpus": 1})
+    """What one replica asks of Ray: num_cpus, num_gpus, resources, …"""
+
+
+class Target(Engine):
+    """The model whose output is served."""
+
+    model: str = "smollm2-135m-instruct"
+    """Hugging Face folder, or a built-in model's name."""
+    tensor_parallel_size: Count = 1
+    """GPUs one copy is spread over. This release serves a target from one device."""
+
+    @field_validator("tensor_parallel_size")
+    @classmethod
+    def _one_device(cls, value: int) -> int:
+        if value != 1:
+            raise ValueError("this release serves a target from one device, so only 1 is possible")
+        return value
+
+
+class Draft(Engine):
+    """The small model that proposes."""
+
+    model: str = "smollm2-135m-draft"
+    """Hugging Face folder, or a built-in model's name. It must share the target's vocabulary."""
+    enabled: bool = True
+    """Off starts no draft replica; n-gram drafting remains."""
+    top_probs: Annotated[int, Field(ge=1, le=1024)] = 32
+    """Tokens a sampled draft distribution is cut to; it is what the draft samples from and what it sends."""
+    reproducible: Reproducible = Reproducible(enabled=False)
+    """Fixed forward shapes. Off: what a draft proposes never changes what the target outputs."""
+
+
+class Speculation(Section):
+    """When and how far to speculate. A request may ask for less, never for more."""
+
+    enabled: bool = True
+    """Off decodes plainly for every request."""
+    drafters: tuple[DrafterName, ...] = ("draft_model", "ngram")
+    """Drafters the policy may pick from."""
+    max_draft_tokens: Annotated[int, Field(ge=1, le=64)] = 7
+    """Most draft tokens of one round (K)."""
+    temperature_threshold: Annotated[float, Field(gt=0.0)] = 0.9
+    """From this temperature on, speculation is off with reason `temperature`."""
+    acceptance_floor: Probability = 0.05
+    """Least chance of its first draft token for a drafter to be asked; below it speculation is off with reason
+    `acceptance`, and probed again later."""
+
+
+class Router(Section):
+    """The replicas that own sessions and talk to callers."""
+
+    num_replicas: Count = 1
+    """Router replicas; each keeps one stream to every draft and target replica."""
+    max_concurrent: Count = 64
+    """Requests one router works on at a time."""
+    max_queued: Annotated[int, Field(ge=0)] = 256
+    """Requests that may wait for a place; more are refused with RESOURCE_EXHAUSTED."""
+    peer_refresh_s: Annotated[float, Field(gt=0.0)] = 2.0
+    """Seconds between two looks at which draft and target replicas are alive."""
+    drain_s: Annotated[float, Field(ge=0.0)] = 120.0
+    """Seconds a router that is being replaced gets to finish its requests."""
+    ray_actor_options: dict[str, Any] = Field(default_factory=lambda: {"num_cpus": 0})
+    """What one replica asks of Ray."""
+
+
+class Server(Section):
+    """Where callers connect."""
+
+    host: str = "127.0.0.1"
+    """Address that HTTP (health and metrics of Serve) listens on."""
+    grpc_port: Port = 9000
+    """Port of the public gRPC API."""
+    http_port: Port = 8000
+    """Port of Serve's HTTP ingress; Kubernetes probes it."""
+    haproxy: bool = True
+    """Serve's HAProxy in front of the routers. Off takes Serve's Python proxy, which adds milliseconds a message."""
+
+
+class OutriderConfig(Section):
+    """The whole file."""
+
+    target: Target = Target()
+    """The model whose output is served."""
+    draft: Draft = Draft()
+    """The small model that proposes."""
+    speculation: Speculation = Speculation()
+    """When and how far to speculate."""
+    router: Router = Router()
+    """The replicas that own sessions."""
+    server: Server = Server()
+    """Where callers connect."""
+
+    @model_validator(mode="after")
+    def _proposals_fit(self) -> Self:
+        shapes = self.target.reproducible
+        if shapes.enabled and self.speculation.max_draft_tokens >= shapes.generated_rows:
+            raise ValueError(
+                f"speculation.max_draft_tokens is {self.speculation.max_draft_tokens}, but "
+                f"target.reproducible.generated_rows of {shapes.generated_rows} leaves room for "
+                f"{shapes.generated_rows - 1}"
+            )
+        return self

@@ -1,0 +1,136 @@
+"""Owns the router deployment: the public gRPC API over Serve's ingress. Each method translates, calls the router once,
+and translates back; errors become status codes in one place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from functools import partial
+from typing import Any
+
+import grpc
+from ray.serve.grpc_util import RayServegRPCContext
+from ray.serve.handle import DeploymentHandle
+
+from deployments.config import OutriderConfig
+from deployments.metrics import RouterMetrics
+from deployments.models import resolve_model
+from deployments.peers import PeerKeeper
+from deployments.router_settings import router_config
+from engine.errors import OutriderError, Unavailable
+from router.peers import PeerSet
+from router.service import Router
+from router.tokenizer import Tokenizer
+from router.translate import (
+    Unreadable,
+    event_message,
+    generate_request,
+    model_info_message,
+    read_generate_request,
+    read_tokenize_request,
+    tokenize_request,
+)
+from rpc.clients import DraftClient, TargetClient
+from rpc.errors import FIELD_TRAILER, RETRY_TRAILER, status_of
+from rpc.pb import generation_pb2 as pb
+from rpc.tracing import setup_tracing, shutdown_tracing
+
+SERVICE = "outrider.v1.Generation"
+
+
+class RouterDeployment:
+    """One router.
+
+    Args:
+        config: the whole configuration.
+        target: handle of the target deployment.
+        draft: handle of the draft deployment; None without one.
+    """
+
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, config: OutriderConfig, target: DeploymentHandle[Any], draft: DeploymentHandle[Any] | None = None
+    ) -> None:
+        setup_tracing("outrider-router")
+        peers, metrics = PeerSet(), RouterMetrics()
+        tokenizer = Tokenizer(resolve_model(config.target.model))
+        self._router = Router(tokenizer, peers, router_config(config), metrics)
+        period_s = config.router.peer_refresh_s
+        self._keepers: list[PeerKeeper[Any]] = [
+            PeerKeeper(target, peers.targets, TargetClient, partial(metrics.engines_seen, "target"), period_s)
+        ]
+        if draft is not None:
+            seen = partial(metrics.engines_seen, "draft")
+            self._keepers.append(PeerKeeper(draft, peers.drafts, DraftClient, seen, period_s))
+
+    async def Generate(  # noqa: N802
+        self, request: pb.GenerateRequest | Unreadable, grpc_context: RayServegRPCContext
+    ) -> AsyncIterator[pb.GenerateResponse]:
+        try:
+            asked = generate_request(request, traceparent=grpc_context.traceparent() or "")
+            request_id = asked.request_id or grpc_context.request_id() or ""
+            async with aclosing(self._router.generate(asked)) as events:
+                async for event in events:
+                    yield event_message(request_id, event)
+        except Exception as error:
+            self._fail(error, grpc_context)
+
+    async def GetModelInfo(  # noqa: N802
+        self, request: pb.GetModelInfoRequest, grpc_context: RayServegRPCContext
+    ) -> pb.GetModelInfoResponse:
+        try:
+            return model_info_message(self._router.get_model_info())
+        except OutriderError as error:
+            self._fail(error, grpc_context)
+            return pb.GetModelInfoResponse()
+
+    async def Tokenize(  # noqa: N802
+        self, request: pb.TokenizeRequest | Unreadable, grpc_context: RayServegRPCContext
+    ) -> pb.TokenizeResponse:
+        try:
+            given, add_special_tokens = tokenize_request(request)
+            ids, tokens = await self._router.tokenize(given, add_special_tokens=add_special_tokens)
+            return pb.TokenizeResponse(input_ids=ids, tokens=tokens)
+        except Exception as error:
+            self._fail(error, grpc_context)
+            return pb.TokenizeResponse()
+
+    def _fail(self, error: Exception, context: RayServegRPCContext) -> None:
+        """Ends the call with the error's status. Returning, not raising, keeps Serve from adding words of its own."""
+        if isinstance(error, Unavailable):
+            for keeper in self._keepers:
+                keeper.look_now()
+        status = status_of(error)
+        context.set_code(status.code)
+        context.set_details(status.message)
+        trailers: list[tuple[str, str]] = []
+        if status.field:
+            trailers.append((FIELD_TRAILER, status.field.encode("ascii", "backslashreplace").decode()))
+        if status.retry_after_s:
+            trailers.append((RETRY_TRAILER, f"{status.retry_after_s:.3f}"))
+        if trailers:
+            context.set_trailing_metadata(trailers)
+
+    async def __del__(self) -> None:
+        for keeper in getattr(self, "_keepers", ()):
+            await keeper.close()
+        shutdown_tracing()
+
+
+def add_generation_to_server(servicer: Any, server: Any) -> None:
+    """What Serve calls to learn the API's methods. Unlike the generated function it reads requests that are no
+    messages, so that the caller is told which field is wrong.
+    """
+    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+        "Generate": grpc.unary_stream_rpc_method_handler(
+            servicer.Generate, read_generate_request, pb.GenerateResponse.SerializeToString
+        ),
+        "GetModelInfo": grpc.unary_unary_rpc_method_handler(
+            servicer.GetModelInfo, pb.GetModelInfoRequest.FromString, pb.GetModelInfoResponse.SerializeToString
+        ),
+        "Tokenize": grpc.unary_unary_rpc_method_handler(
+            servicer.Tokenize, read_tokenize_request, pb.TokenizeResponse.SerializeToString
+        ),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+    server.add_registered_method_handlers(SERVICE, handlers)

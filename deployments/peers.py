@@ -1,0 +1,62 @@
+"""Owns keeping a router's PeerSet in step with the replicas that Serve runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar, cast
+
+from cluster.discovery import BroadcastHandle, Discovery, Endpoint
+from engine.errors import OutriderError
+from router.peers import Pool
+from rpc.clients import DraftClient, TargetClient
+
+ClientT = TypeVar("ClientT", bound=TargetClient | DraftClient)
+
+
+class PeerKeeper(Generic[ClientT]):
+    """Connects to each replica of one deployment once, and drops those that are gone.
+
+    Args:
+        handle: of the deployment.
+        pool: what sessions pick from.
+        client: TargetClient or DraftClient.
+        seen: told the endpoints of every look.
+        period_s: seconds between two looks.
+    """
+
+    def __init__(
+        self,
+        handle: BroadcastHandle,
+        pool: Pool[Any],
+        client: type[ClientT],
+        seen: Callable[[Sequence[Endpoint]], None],
+        period_s: float,
+    ) -> None:
+        self._pool, self._client, self._seen = pool, client, seen
+        self._clients: dict[str, ClientT] = {}
+        self._discovery = Discovery(handle, self._found, period_s=period_s)
+        self._watching = asyncio.create_task(self._discovery.run())
+
+    def look_now(self) -> None:
+        """A session failed: its replica may be gone."""
+        self._discovery.look_now()
+
+    async def close(self) -> None:
+        self._watching.cancel()
+        await asyncio.wait([self._watching])
+        for client in self._clients.values():
+            await client.close()
+
+    async def _found(self, endpoints: Sequence[Endpoint]) -> None:
+        self._seen(endpoints)
+        here = {endpoint.address for endpoint in endpoints}
+        gone = [self._clients.pop(address) for address in set(self._clients) - here]
+        for address in here - set(self._clients):
+            try:
+                self._clients[address] = cast(ClientT, await self._client.connect(address))
+            except OutriderError:
+                continue  # it said where it is and does not answer there: the next look tells whether it came up
+        self._pool.replace(self._clients)
+        for client in gone:
+            await client.close()

@@ -1,0 +1,38 @@
+"""Owns the way from configuration to a router's settings."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+
+from deployments.config import OutriderConfig
+from router.acceptance import DRAFT_MODEL
+from router.policy import PolicyConfig
+from router.service import RouterConfig
+from router.speculation import SessionConfig
+
+
+def router_config(config: OutriderConfig) -> RouterConfig:
+    """What a router is made with."""
+    speculation = config.speculation
+    drafters = tuple(name for name in speculation.drafters if config.draft.enabled or name != DRAFT_MODEL)
+    policy = PolicyConfig(
+        max_temperature=speculation.temperature_threshold, acceptance_floor=speculation.acceptance_floor
+    )
+    return RouterConfig(
+        max_concurrent=config.router.max_concurrent,
+        max_queued=config.router.max_queued,
+        version=installed_version(),
+        sessions=SessionConfig(
+            drafters=drafters if speculation.enabled else (),
+            max_draft_tokens=speculation.max_draft_tokens,
+            policy=policy,
+        ),
+    )
+
+
+def installed_version() -> str:
+    """Version of the installed distribution; "" when run from a bare checkout."""
+    try:
+        return version("outrider")
+    except PackageNotFoundError:
+        return ""

@@ -1,0 +1,51 @@
+"""Sizes, devices and folders that engines are built from."""
+
+from __future__ import annotations
+
+import pytest
+
+from deployments.config import OutriderConfig
+from deployments.config_file import ConfigError, parse_config
+from deployments.engine_settings import draft_settings, kv_bytes_per_token, target_settings
+
+
+def config_for(model_folder, **target: object) -> OutriderConfig:
+    folders = {"model": str(model_folder("target"))}, {"model": str(model_folder("draft"))}
+    return parse_config({"target": {**folders[0], **target}, "draft": folders[1]}, "test")
+
+
+def test_kv_bytes_count_keys_and_values_of_all_layers() -> None:
+    config = {"num_attention_heads": 64, "num_key_value_heads": 8, "hidden_size": 8192, "num_hidden_layers": 80}
+    assert kv_bytes_per_token(config, 2) == 2 * 80 * 8 * 128 * 2
+
+
+def test_memory_becomes_blocks(model_folder) -> None:
+    config = config_for(model_folder, dtype="float32", kv_cache={"memory_gib": 0.5, "block_size": 32})
+    bytes_per_block = 2 * 2 * 2 * 16 * 4 * 32
+    assert target_settings(config).num_blocks == 2**29 // bytes_per_block
+
+
+def test_too_little_memory_is_refused_with_the_numbers(model_folder) -> None:
+    config = config_for(model_folder, kv_cache={"memory_gib": 1e-6})
+    with pytest.raises(ConfigError, match=r"target\.kv_cache\.memory_gib: 1e-06 GiB is less than the two blocks"):
+        target_settings(config)
+
+
+def test_a_gpu_asked_of_ray_is_the_device(model_folder) -> None:
+    assert target_settings(config_for(model_folder, ray_actor_options={"num_gpus": 1})).device == "cuda"
+
+
+def test_reproducible_mode_fixes_the_shapes_of_the_target_only(model_folder) -> None:
+    config = config_for(model_folder, reproducible={"prompt_rows": 32, "generated_rows": 8})
+    target, draft = target_settings(config), draft_settings(config)
+    assert target.shapes is not None
+    assert (target.shapes.prompt_rows, target.shapes.generated_rows) == (32, 8)
+    assert draft.engine.shapes is None
+
+
+def test_both_engines_know_the_vocabulary_of_the_pair(model_folder) -> None:
+    config = config_for(model_folder)
+    target, draft = target_settings(config), draft_settings(config)
+    assert target.vocab_size == draft.engine.vocab_size == 259
+    assert target.tokenizer == draft.engine.tokenizer
+    assert draft.target_path == target.model_path

@@ -1,0 +1,92 @@
+"""The pool follows the replicas: each is connected to once, and let go of when it is gone."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import pytest
+
+from cluster.discovery import Endpoint
+from deployments.peers import PeerKeeper
+from engine.errors import Unavailable
+from router.peers import Pool
+from tests.cluster.test_discovery import INFO, Findings
+
+
+class Replicas:
+    """A handle whose deployment has the replicas that the test puts here."""
+
+    def __init__(self, *addresses: str) -> None:
+        self.addresses = list(addresses)
+
+    def broadcast(self, method_name: str) -> Replicas:
+        return self
+
+    async def results_async(self, **limits: Any) -> list[Endpoint]:
+        return [Endpoint(address, INFO) for address in self.addresses]
+
+
+class FakeClient:
+    """Stands in for TargetClient; remembers who was connected to and closed."""
+
+    log: ClassVar[list[str]] = []
+    dead: ClassVar[set[str]] = set()
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+    @classmethod
+    async def connect(cls, address: str) -> FakeClient:
+        if address in cls.dead:
+            raise Unavailable(address)
+        cls.log.append(f"connect {address}")
+        return cls(address)
+
+    async def close(self) -> None:
+        self.log.append(f"close {self.address}")
+
+
+@pytest.fixture(autouse=True)
+def _fresh_log() -> None:
+    FakeClient.log.clear()
+    FakeClient.dead.clear()
+
+
+class Watch:
+    """A keeper over scripted replicas, and a way to wait for its next look."""
+
+    def __init__(self, *addresses: str) -> None:
+        self.replicas, self.pool, self.findings = Replicas(*addresses), Pool[Any](), Findings()
+        self.keeper: PeerKeeper[Any] = PeerKeeper(
+            self.replicas, self.pool, FakeClient, self.findings.queue.put_nowait, period_s=3600
+        )
+
+    async def look(self) -> None:
+        """Returns once the look under way has been acted on: the one after it has begun."""
+        await self.findings.queue.get()
+        self.keeper.look_now()
+        await self.findings.queue.get()
+
+
+async def test_new_replicas_are_connected_to_once_and_lost_ones_closed() -> None:
+    watch = Watch("a:1", "b:2")
+    await watch.look()
+    assert sorted(FakeClient.log) == ["connect a:1", "connect b:2"]
+    watch.replicas.addresses = ["b:2", "c:3"]
+    watch.keeper.look_now()
+    await watch.look()
+    assert sorted(FakeClient.log[2:]) == ["close a:1", "connect c:3"]
+    await watch.keeper.close()
+    assert sorted(FakeClient.log[4:]) == ["close b:2", "close c:3"]
+
+
+async def test_a_replica_that_does_not_answer_is_left_out_and_tried_again() -> None:
+    FakeClient.dead.add("a:1")
+    watch = Watch("a:1")
+    await watch.look()
+    assert watch.pool.any() is None
+    FakeClient.dead.clear()
+    watch.keeper.look_now()
+    await watch.look()
+    assert watch.pool.any().address == "a:1"
+    await watch.keeper.close()

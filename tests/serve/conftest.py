@@ -19,6 +19,7 @@ from engine.info import EngineInfo
 from rpc.codecs import decode_info
 from rpc.pb import drafting_pb2_grpc, generation_pb2_grpc, session_pb2, verification_pb2_grpc
 from tests.deployments.conftest import byte_tokenizer
+from tests.serve.collector import Collector, collecting
 
 WINDOW = 512
 
@@ -89,7 +90,21 @@ class System:
 
 
 @pytest.fixture(scope="package")
-def system(config: OutriderConfig) -> Iterator[System]:
+def collector() -> Iterator[Collector]:
+    with collecting() as collector:
+        yield collector
+
+
+@pytest.fixture(scope="package")
+def system(config: OutriderConfig, collector: Collector) -> Iterator[System]:
+    """The system with tracing on, as an operator turns it on: by the standard environment variables."""
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.address)
+        environment.setenv("OTEL_BSP_SCHEDULE_DELAY", "200")
+        yield from _running(config)
+
+
+def _running(config: OutriderConfig) -> Iterator[System]:
     with local_system(config) as address:
         yield System(address, config.server.http_port)
 

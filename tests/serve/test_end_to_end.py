@@ -16,6 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from deployments import cli
 from deployments.client import Ask, Client
 from rpc.pb import generation_pb2 as pb
+from tests.serve.collector import Collector
 from tests.serve.conftest import WINDOW, System
 
 pytestmark = [
@@ -213,6 +214,35 @@ def test_deadlines_end_the_work_too(system: System, stub: Any) -> None:
     codes = [outcome(call) for call in calls]
     assert grpc.StatusCode.DEADLINE_EXCEEDED in codes
     assert until(lambda: at_baseline(system, "Target", baseline), 5.0), system.engine("Target")
+
+
+def test_a_request_is_one_trace_through_three_processes(
+    system: System, client: Client, stub: Any, collector: Collector
+) -> None:
+    trace_id, caller = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+    assert until(lambda: speculates(client), 30.0)
+    request = Ask(prompt="the fox", drafter="draft_model", sampling={"max_tokens": 64, "ignore_eos": True}).to_pb()
+    responses = list(stub.Generate(request, timeout=60, metadata=[("traceparent", f"00-{trace_id}-{caller}-01")]))
+
+    def is_whole() -> bool:
+        """Every kind of span has arrived, and so has every span that another one names as its parent."""
+        spans = collector.trace(trace_id)
+        kinds = {span.name for span in spans} >= {f"outrider.{n}" for n in ("request", "round", "draft", "verify")}
+        return kinds and {span.parent_id for span in spans} <= {span.span_id for span in spans} | {caller}
+
+    assert until(is_whole, 10.0), collector.trace(trace_id)
+    spans = {span.span_id: span for span in collector.trace(trace_id)}
+    assert {span.service for span in spans.values()} == {"outrider-router", "outrider-draft", "outrider-target"}
+    assert [span.parent_id for span in spans.values() if span.name == "outrider.request"] == [caller]
+    judged = [
+        span
+        for span in spans.values()
+        if span.attributes.get("outrider.num_proposed") and span.name == "outrider.verify"
+    ]
+    assert {spans[span.parent_id].name for span in judged} == {"outrider.round"}
+    accepted = sum(span.attributes["outrider.num_accepted"] for span in judged)
+    assert accepted == responses[-1].complete.speculation.accepted_tokens > 0
+    assert not any("fox" in str(value) for span in spans.values() for value in span.attributes.values())
 
 
 @pytest.mark.chaos

@@ -19,10 +19,19 @@ from deployments.client import Ask, Client
 pytestmark = [pytest.mark.serve, pytest.mark.timeout(240)]
 
 
+# A shell starts background jobs with SIGINT ignored, and so would be what a test run in the background starts.
+_AS_IN_A_TERMINAL = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from deployments.cli import main
+main()
+"""
+
+
 @contextmanager
 def serving(config: Path, home: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """The command, and the address it printed."""
-    command = [sys.executable, "-c", "from deployments.cli import main; main()", "serve", "--config", str(config)]
+    command = [sys.executable, "-c", _AS_IN_A_TERMINAL, "serve", "--config", str(config)]
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     environment = {**inherited, "OUTRIDER_HOME": str(home)}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as serve:

@@ -1,16 +1,11 @@
 """Owns the engine's own numbers, without servers: plain decoding against transformers, and what rows cost.
 
-    python -m bench.engine_speed [--target FOLDER_OR_NAME] [--rounds 5] [--json]
-
 Everything is interleaved in one process on one thread and compared by medians of ratios, because machines are shared.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,7 +13,6 @@ from typing import Any
 
 import torch
 
-from deployments.models import resolve_model
 from engine.planner import RowShapes
 from engine.proposal import Proposal, State
 from engine.sampling import SamplingParams, StopParams
@@ -98,8 +92,13 @@ class EngineProbe:
                 return list(verdict.tokens)  # type: ignore[union-attr]
 
 
-def measure(folder: Path, rounds: int) -> dict[str, Any]:
-    """All figures: seconds by name, as lists of one value per round."""
+def num_measurements(rounds: int) -> int:
+    """How often `measure` will tell of one."""
+    return (rounds + 1) * (3 + 2 * len(ROWS))
+
+
+def measure(folder: Path, rounds: int, measured_one: Callable[[], None]) -> dict[str, list[float]]:
+    """All figures of the model in `folder`: seconds by name, one value per round; tells of each as it is done."""
     torch.set_num_threads(1)
     prompt = prompt_ids(folder)
     reference = transformers_decoder(folder, prompt)
@@ -108,6 +107,7 @@ def measure(folder: Path, rounds: int) -> dict[str, Any]:
     for _ in range(rounds + 1):
         for name, call in _calls(reference, fixed, free):
             measured.setdefault(name, []).append(call())
+            measured_one()
     return {name: values[1:] for name, values in measured.items()}  # the first round warms caches
 
 
@@ -143,23 +143,3 @@ def report(measured: dict[str, list[float]]) -> list[dict[str, Any]]:
             }
         )
     return rows
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--target", default="smollm2-135m-instruct")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
-    rows = report(measure(resolve_model(options.target), options.rounds))
-    if options.json:
-        sys.stdout.write(json.dumps(rows, indent=1) + "\n")
-        return
-    sys.stdout.write("| what | median ms | min–max | ÷ base | base |\n|---|---|---|---|---|\n")
-    for row in rows:
-        spread = f"{row['min_ms']:.1f}–{row['max_ms']:.1f}"
-        sys.stdout.write(f"| {row['what']} | {row['ms']:.1f} | {spread} | {row['times_base']:.2f} | {row['base']} |\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 
 import torch
 
-from engine.distributions import sample, truncate_to_sparse
+from engine.distributions import sample, target_probs, truncate_to_sparse
 from engine.errors import InvalidArgument, OutriderError, Overloaded, PairMismatch, UnknownSession
 from engine.info import EngineInfo
+from engine.judge import shared_choice
 from engine.loading import load_model
-from engine.noise import gumbel
 from engine.planner import Demand, Span
 from engine.proposal import Proposal, SparseProbs, State
 from engine.runner import Runner
@@ -190,12 +190,13 @@ class DraftEngine:
         if draft.sampling.greedy:
             probability, index = torch.softmax(logits.float(), -1).max(-1)
             return int(self._token_ids(index)), float(probability), None
+        if draft.sampling.seed is not None:
+            # Only the token travels, so nothing is truncated: the closer to the target's choice, the better.
+            full = target_probs(logits[None], draft.sampling)[0]
+            choice = shared_choice(full, draft.sampling.seed, len(draft.sequence.tokens), self._head_ids)
+            return int(self._token_ids(torch.tensor(choice))), float(full[choice]), None
         indices, all_probs = truncate_to_sparse(logits[None], draft.sampling, self._top_probs)
         ids, probs = self._token_ids(indices[0]), all_probs[0]
-        if draft.sampling.seed is not None:
-            noise = gumbel(draft.sampling.seed, len(draft.sequence.tokens), ids)
-            choice = int((probs.log() + noise).argmax())
-            return int(ids[choice]), float(probs[choice]), None
         choice = int(sample(probs[None], self._generator))
         kept = probs > 0
         sparse = SparseProbs(tuple(ids[kept].tolist()), tuple(probs[kept].tolist()))

@@ -169,10 +169,18 @@ def residual(probs: Tensor, draft: SparseProbs) -> Tensor:
     return left / mass if mass > _EMPTY_RESIDUAL else probs
 
 
-def shared_choice(probs: Tensor, seed: int, position: int) -> int:
-    """The token that shared noise picks from float64 [vocab]; a token of probability 0 is never picked."""
-    ids = probs.nonzero().squeeze(-1)
-    return int(ids[(probs[ids].log() + gumbel(seed, position, ids)).argmax()])
+def shared_choice(probs: Tensor, seed: int, position: int, token_ids: Tensor | None = None) -> int:
+    """The index that shared noise picks from float64 [n]; one of probability 0 is never picked.
+
+    Args:
+        probs: a distribution.
+        seed: the request's.
+        position: absolute index of the token to pick.
+        token_ids: int64 [n], the token of each index, which is what noise is keyed by; None where index is token.
+    """
+    kept = probs.nonzero().squeeze(-1)
+    noise = gumbel(seed, position, kept if token_ids is None else token_ids[kept])
+    return int(kept[(probs[kept].log() + noise).argmax()])
 
 
 def _walk(proposal: Proposal, verify: Verify) -> Judgement:

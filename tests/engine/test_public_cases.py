@@ -127,6 +127,30 @@ def test_greedy_and_seeded_are_target_only_beside_sampled_neighbours(settings, p
     assert beside[2::3] != alone[2::3]  # these do draw from the engine's own generator
 
 
+@pytest.mark.parametrize(
+    "sampling",
+    [SamplingParams(), SamplingParams(0.8, seed=3), SamplingParams(0.8, top_k=8), SamplingParams(1.2, top_p=0.5)],
+)
+def test_a_draft_equal_to_the_target_is_always_accepted(settings, target_folder, sampling):
+    """Sampled, too: what a draft sends is what it drew from, and noise is shared where a seed is given."""
+    engine = build_target_engine(settings)
+    draft = build_draft_engine(
+        DraftSettings(EngineSettings(target_folder, num_blocks=64, dtype="float32"), top_probs=VOCAB)
+    )
+    drafters, tokens = Drafters(draft), [5, 6, 7]
+    engine.open(1, tokens, [], sampling, StopParams(120, ignore_eos=True))
+    proposed = accepted = 0
+    while engine.has_work():
+        for session, verdict in engine.step():
+            tokens = tokens + list(verdict.tokens)
+            proposed, accepted = proposed + verdict.num_proposed, accepted + verdict.num_accepted
+            if verdict.finish_reason is None:
+                engine.propose(session, drafters.propose(session, tokens, sampling))
+    assert len(tokens) == 123
+    assert proposed > 60
+    assert accepted >= proposed - 1  # float32 on one side and float64 on the other may part once
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
 def test_padded_ids_are_never_drawn_nor_proposed(tmp_path, temperature):
     """Embeddings of target and draft padded differently beyond the tokenizer's 48 ids."""

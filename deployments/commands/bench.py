@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from bench.comparison import PLAIN, Row, Sample, as_json, summarize
+from bench.plot import draw_speedups
 from bench.prompts import Prompt, read_prompts
 from cluster.local import free_port
 from deployments.client import Ask, Client, Result
@@ -30,6 +31,7 @@ def bench(
     config: Annotated[str, typer.Option(help="Configuration to start when no --address is given.")] = "demo",
     address: Annotated[str | None, typer.Option(help="host:port of a running server to measure instead.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first prompts of each class.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Also draw the speedups, as a PNG file.")] = None,
     as_json_: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the table.")] = False,
 ) -> None:
     """Measure speculation against plain decoding, by class of prompt."""
@@ -38,6 +40,8 @@ def bench(
         info = client.model_info()
         modes = [PLAIN, AUTO, *sorted(info.drafters)]
         samples = _measure(client, chosen, modes)
+    if plot is not None:
+        draw_speedups(summarize(samples), plot)
     if as_json_:
         about = {"prompts": str(prompts), "model": info.model, "draft_model": info.draft_model, "modes": modes}
         sys.stdout.write(json.dumps(as_json(samples, about)) + "\n")

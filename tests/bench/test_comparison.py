@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from bench.comparison import Sample, differing, summarize
+from bench.plot import draw_speedups
 
 
 def sample(prompt_id: str, kind: str, mode: str, num_tokens: int, decode_s: float, **rest: int) -> Sample:
@@ -43,3 +46,13 @@ def test_classes_come_in_order_and_then_all_together() -> None:
 )
 def test_differing_counts_positions_and_missing_tokens(tokens: list[int], plain: list[int], expected: int) -> None:
     assert differing(tokens, plain) == expected
+
+
+def test_the_picture_is_a_png_with_a_bar_for_each_mode(tmp_path: Path) -> None:
+    samples = [
+        Sample(f"p{n}", kind, mode, tuple(range(11)), 1.0 if mode == "off" else 0.5, 20, 10, 5)
+        for n, kind in enumerate(("code", "tool"))
+        for mode in ("off", "auto", "ngram")
+    ]
+    draw_speedups(summarize(samples), tmp_path / "speed.png")
+    assert (tmp_path / "speed.png").read_bytes().startswith(b"\x89PNG")

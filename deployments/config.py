@@ -1,6 +1,6 @@
 """Owns the configuration file: its sections, their defaults and rules. Every field says what it is for.
 
-`deployments.config_file` reads YAML into these models; `deployments.settings` makes engine settings of them.
+`deployments.config_file` reads YAML into these models; `deployments.engine_settings` and `deployments.router_settings` make engine and router settings of them.
 """
 
 from __future__ import annotations
@@ -61,6 +61,8 @@ class Engine(Section):
     """torch device; auto takes CUDA where the replica was given a GPU, else the CPU."""
     threads: Count = 1
     """CPU threads of one forward."""
+    attention: Literal["auto", "gather_sdpa", "flex"] = "auto"
+    """Attention backend; auto takes flex on CUDA and gather_sdpa, the oracle, elsewhere."""
     num_replicas: Count = 1
     """Copies of the model, each with its own KV pool."""
     kv_cache: KVCache = KVCache(num_blocks=1024)

@@ -47,6 +47,7 @@ def _settings(engine: Engine, folder: Path, tokenizer: Tokenizer) -> EngineSetti
         vocab_size=tokenizer.vocab_size,
         tokenizer=tokenizer.fingerprint(),
         seed=engine.seed,
+        attention=engine.attention,
     )
 
 

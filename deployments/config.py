@@ -1,6 +1,7 @@
 """Owns the configuration file: its sections, their defaults and rules. Every field says what it is for.
 
-`deployments.config_file` reads YAML into these models; `deployments.engine_settings` and `deployments.router_settings` make engine and router settings of them.
+`deployments.config_file` reads YAML into these models; `deployments.engine_settings` and
+`deployments.router_settings` make settings of them.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -23,30 +23,47 @@ from deployments.config_file import load_config
 from deployments.console import err, out
 from deployments.system import local_system
 
-AUTO = "auto"
+AUTO, BASELINE = "auto", "baseline"
 
 
 def bench(
     prompts: Annotated[Path, typer.Option(help="JSON lines: id, class, messages or prompt, max_tokens.")],
     config: Annotated[str, typer.Option(help="Configuration to start when no --address is given.")] = "demo",
     address: Annotated[str | None, typer.Option(help="host:port of a running server to measure instead.")] = None,
+    modes: Annotated[str, typer.Option(help="Comma-separated: off, auto, draft_model, ngram; default all.")] = "",
+    baseline: Annotated[
+        str | None, typer.Option(help="host:port of another server, whose plain decoding is measured beside.")
+    ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first prompts of each class.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Also draw the speedups, as a PNG file.")] = None,
     as_json_: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the table.")] = False,
 ) -> None:
     """Measure speculation against plain decoding, by class of prompt."""
     chosen = _first_of_each(read_prompts(prompts), limit)
-    with _server(address, config) as where, Client(where) as client:
+    with _server(address, config) as where, ExitStack() as stack:
+        client = stack.enter_context(Client(where))
         info = client.model_info()
-        modes = [PLAIN, AUTO, *sorted(info.drafters)]
-        samples = _measure(client, chosen, modes)
+        clients = dict.fromkeys(_modes(modes, list(info.drafters)), client)
+        if baseline is not None:
+            clients[BASELINE] = stack.enter_context(Client(baseline))
+        samples = _measure(clients, chosen)
     if plot is not None:
         draw_speedups(summarize(samples), plot)
     if as_json_:
-        about = {"prompts": str(prompts), "model": info.model, "draft_model": info.draft_model, "modes": modes}
+        about = {"prompts": str(prompts), "model": info.model, "draft_model": info.draft_model, "modes": list(clients)}
         sys.stdout.write(json.dumps(as_json(samples, about)) + "\n")
     else:
         out.print(_table(summarize(samples)))
+
+
+def _modes(asked: str, drafters: list[str]) -> list[str]:
+    """Modes to measure, plain decoding first. Raises BadParameter for one the server does not have."""
+    known = [PLAIN, AUTO, *sorted(drafters)]
+    chosen = [mode.strip() for mode in asked.split(",")] if asked else known
+    for mode in chosen:
+        if mode not in known:
+            raise typer.BadParameter(f"found {mode!r}, allowed is {', '.join(known)}", param_hint="--modes")
+    return [PLAIN, *(mode for mode in chosen if mode != PLAIN)]
 
 
 @contextmanager
@@ -68,18 +85,18 @@ def _first_of_each(prompts: list[Prompt], limit: int | None) -> list[Prompt]:
     return kept
 
 
-def _measure(client: Client, prompts: list[Prompt], modes: list[str]) -> list[Sample]:
+def _measure(clients: Mapping[str, Client], prompts: list[Prompt]) -> list[Sample]:
     """Interleaved, so that what else the machine does falls on all modes alike; the order turns with each prompt."""
-    samples = []
+    samples, modes = [], list(clients)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=err) as progress:
         task = progress.add_task("measuring", total=len(prompts) * len(modes))
         for mode in modes:  # caches and estimates are warm before anything counts
-            client.generate(_ask(prompts[0], mode))
+            clients[mode].generate(_ask(prompts[0], mode))
         for turn, prompt in enumerate(prompts):
             first = turn % len(modes)
             for mode in [*modes[first:], *modes[:first]]:
-                samples.append(_sample(prompt, mode, client.generate(_ask(prompt, mode))))
+                samples.append(_sample(prompt, mode, clients[mode].generate(_ask(prompt, mode))))
                 progress.advance(task)
     return sorted(samples, key=lambda sample: modes.index(sample.mode))
 
@@ -89,8 +106,8 @@ def _ask(prompt: Prompt, mode: str) -> Ask:
         prompt=prompt.text,
         messages=prompt.messages,
         sampling=prompt.sampling,
-        speculation="off" if mode == PLAIN else "auto",
-        drafter="" if mode in (PLAIN, AUTO) else mode,
+        speculation="off" if mode in (PLAIN, BASELINE) else "auto",
+        drafter="" if mode in (PLAIN, BASELINE, AUTO) else mode,
     )
 
 

@@ -7,9 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import typer
 
 from deployments import cli
 from deployments.client import default_address
+from deployments.commands.bench import _modes
 
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -110,3 +112,10 @@ def test_the_address_is_what_serve_noted(outrider_home: Path, monkeypatch: pytes
     assert default_address() == "127.0.0.1:9123"
     monkeypatch.setenv("OUTRIDER_ADDRESS", "gpu1:9000")
     assert default_address() == "gpu1:9000"
+
+
+def test_bench_modes_begin_with_plain_decoding_and_must_exist() -> None:
+    assert _modes("", ["ngram"]) == ["off", "auto", "ngram"]
+    assert _modes("auto", ["ngram"]) == ["off", "auto"]
+    with pytest.raises(typer.BadParameter, match="'draft_model', allowed is off, auto, ngram"):
+        _modes("draft_model", ["ngram"])

@@ -24,6 +24,7 @@ class Sample:
         drafted: draft tokens.
         accepted: those that were accepted.
         rounds: target forwards it took part in.
+        router_ms: median over its rounds of what was spent neither in target nor draft: router and transport.
     """
 
     prompt_id: str
@@ -34,6 +35,7 @@ class Sample:
     drafted: int
     accepted: int
     rounds: int
+    router_ms: float = 0.0
 
     @property
     def decoded(self) -> int:
@@ -51,6 +53,7 @@ class Row:
         speedup_median: over prompts, with its 10th and 90th percentile.
         acceptance_rate: accepted over drafted tokens.
         mean_acceptance_length: tokens a round.
+        router_ms: median over prompts of the router's and the transport's share of a round.
         differing_tokens: positions at which outputs differ from plain ones.
     """
 
@@ -64,6 +67,7 @@ class Row:
     speedup_p90: float
     acceptance_rate: float
     mean_acceptance_length: float
+    router_ms: float
     differing_tokens: int
 
     def as_dict(self) -> dict[str, Any]:
@@ -102,6 +106,7 @@ def _row(kind: str, mode: str, samples: Sequence[Sample]) -> Row:
         speedup_p90=_percentile(ratios, 0.9),
         acceptance_rate=sum(sample.accepted for sample in mine) / drafted if drafted else 0.0,
         mean_acceptance_length=sum(sample.decoded for sample in mine) / rounds if rounds else 0.0,
+        router_ms=statistics.median(sample.router_ms for sample in mine),
         differing_tokens=sum(differing(s.token_ids, plain[s.prompt_id].token_ids) for s in mine),
     )
 
@@ -126,7 +131,8 @@ def as_json(samples: Sequence[Sample], about: Mapping[str, Any]) -> dict[str, An
     """What `outrider bench --json` prints: the rows, every sample, and what was measured."""
     each = [
         {"id": s.prompt_id, "class": s.kind, "mode": s.mode, "tokens": len(s.token_ids), "decode_s": s.decode_s,
-         "draft_tokens": s.drafted, "accepted_tokens": s.accepted, "rounds": s.rounds}
+         "draft_tokens": s.drafted, "accepted_tokens": s.accepted, "rounds": s.rounds,
+         "router_ms": s.router_ms}
         for s in samples
     ]  # fmt: skip
     return {**about, "rows": [row.as_dict() for row in summarize(samples)], "samples": each}

@@ -122,6 +122,7 @@ def _sample(prompt: Prompt, mode: str, result: Result) -> Sample:
         drafted=stats.draft_tokens,
         accepted=stats.accepted_tokens,
         rounds=stats.rounds,
+        router_ms=result.complete.timing.router_ms_p50,
     )
 
 
@@ -129,7 +130,7 @@ def _table(rows: list[Row]) -> Table:
     table = Table(box=None, header_style="bold")
     table.add_column("class")
     table.add_column("mode")
-    for name in ("tok/s", "×", "median", "p10–p90", "accept", "length", "differ"):
+    for name in ("tok/s", "×", "median", "p10–p90", "accept", "length", "router ms", "differ"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         plain = row.mode == PLAIN
@@ -142,6 +143,7 @@ def _table(rows: list[Row]) -> Table:
             "" if plain else f"{row.speedup_p10:.2f}–{row.speedup_p90:.2f}",
             f"{row.acceptance_rate:.0%}" if row.acceptance_rate else "",
             f"{row.mean_acceptance_length:.2f}",
+            f"{row.router_ms:.2f}",
             "" if plain else str(row.differing_tokens),
         )
     return table

@@ -127,10 +127,11 @@ def _sample(prompt: Prompt, mode: str, result: Result) -> Sample:
 
 
 def _table(rows: list[Row]) -> Table:
-    table = Table(box=None, header_style="bold")
-    table.add_column("class")
-    table.add_column("mode")
-    for name in ("tok/s", "×", "median", "p10–p90", "accept", "length", "router ms", "differ"):
+    """Fits 80 columns; "ms" is what a round spends in router and transport."""
+    table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0))
+    table.add_column("class", no_wrap=True)
+    table.add_column("mode", no_wrap=True)
+    for name in ("tok/s", "×", "median", "p10–p90", "accept", "length", "ms", "differ"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         plain = row.mode == PLAIN

@@ -61,7 +61,7 @@ def memory(
     chosen = read_prompts(prompts)
     with local_system(with_port(load_config(config), free_port())) as address:
         for reading in measure(lambda index: _ask(address, chosen, index), requests, concurrency):
-            out.print(_line(reading))
+            out.print(_line(reading), soft_wrap=True)
 
 
 def _ask(address: str, prompts: list[Prompt], index: int) -> None:

@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 import torch
 
@@ -124,27 +125,24 @@ class DraftEngine:
         known = base.length - len(tail)  # tokens that the tail leaves untold
         self._check_tokens(tail, base.length)
         told = draft.state.length - known
-        committed = draft.sequence.tokens[: draft.state.length]
-        if not 0 <= told <= len(tail) or committed[known:] != list(tail[:told]):
+        if not 0 <= told <= len(tail) or draft.sequence.tokens[known : draft.state.length] != list(tail[:told]):
             raise InvalidArgument(
                 "tail", f"{len(tail)} tokens to length {base.length}", "one that continues this session"
             )
         state = draft.state.extend(tail[told:])
         if state != base:
             raise InvalidArgument("base.hash", base.hash, f"{state.hash}, the hash of the told tokens")
-        self._commit(draft, state, [*committed, *tail[told:]])
+        self._commit(draft, state, list(tail[told:]))
         draft.wanted = min(num_speculative_tokens, self._runner.max_context_length - state.length)
         draft.confidence_threshold = confidence_threshold
 
-    def _commit(self, draft: _Session, state: State, tokens: list[int]) -> None:
-        """Keeps the KV of the longest prefix that agrees; the rest is rolled back."""
-        sequence, old = draft.sequence, draft.sequence.tokens
-        agreed = next(
-            (i for i, (a, b) in enumerate(zip(old, tokens, strict=False)) if a != b),
-            min(len(old), len(tokens)),
-        )
-        sequence.tokens = tokens
-        sequence.roll_back(agreed)
+    def _commit(self, draft: _Session, state: State, new: list[int]) -> None:
+        """Puts `new` in the place of the draft tokens; the KV of those that agree is kept, the rest is rolled back."""
+        known = draft.state.length
+        pairs = zip(draft.draft_tokens, new, strict=False)
+        num_agreeing = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        draft.sequence.tokens[known:] = new
+        draft.sequence.roll_back(known + num_agreeing)
         draft.state, draft.probs, draft.draft_time_s = state, [], 0.0
 
     def close(self, session: int) -> None:
@@ -159,7 +157,7 @@ class DraftEngine:
     def step(self) -> list[tuple[int, Proposal | OutriderError]]:
         """One forward, one more draft token for each session it completed; the proposals that are ready."""
         demands = [Demand(key, draft.sequence) for key, draft in self._sessions.items() if draft.wanted > 0]
-        plan = self._runner.plan(demands, (draft.sequence for draft in self._sessions.values()))
+        plan = self._runner.plan(demands, [draft.sequence for draft in self._sessions.values()])
         if plan is None:
             return []
         logits, seconds = self._runner.forward(plan)

@@ -34,10 +34,6 @@ class KVCache:
     def dtype(self) -> torch.dtype:
         return self.keys[0].dtype
 
-    @staticmethod
-    def bytes_per_token(num_layers: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
-        return 2 * num_layers * num_kv_heads * head_dim * dtype.itemsize
-
     def write(self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Stores keys and values [rows, num_kv_heads, head_dim] at `slots` [rows]."""
         self.keys[layer].index_copy_(0, slots, keys)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 import torch
 
@@ -80,8 +80,8 @@ class Runner:
             tokenizer=self.settings.tokenizer,
         )
 
-    def plan(self, demands: Iterable[Demand], sequences: Iterable[Sequence]) -> StepPlan | None:
-        """The next forward for `demands`; when blocks are short, one of `sequences` gives up its own."""
+    def plan(self, demands: Iterable[Demand], sequences: Collection[Sequence]) -> StepPlan | None:
+        """The next forward for `demands`; while blocks are short, `sequences` give up theirs one by one."""
 
         def preempt(needy: Sequence) -> bool:
             return self._preempt_cheapest(sequences, needy)
@@ -102,7 +102,7 @@ class Runner:
         self.forward_s += seconds
         return logits, seconds
 
-    def _preempt_cheapest(self, sequences: Iterable[Sequence], keep: Sequence) -> bool:
+    def _preempt_cheapest(self, sequences: Collection[Sequence], keep: Sequence) -> bool:
         """Takes the blocks of the sequence with least to recompute; its tokens stay."""
         holders = [sequence for sequence in sequences if sequence is not keep and sequence.block_table]
         if not holders:

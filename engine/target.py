@@ -188,7 +188,7 @@ class TargetEngine:
             for key, session in self._sessions.items()
             if session.wants_forward
         ]
-        plan = self._runner.plan(demands, (session.sequence for session in self._sessions.values()))
+        plan = self._runner.plan(demands, [session.sequence for session in self._sessions.values()])
         if plan is None:
             return []
         began = self._clock()

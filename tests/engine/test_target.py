@@ -205,6 +205,18 @@ def test_preemption_recomputes_and_changes_no_token(target_folder):
     assert texts == truths
 
 
+def test_one_step_takes_blocks_from_as_many_sessions_as_it_needs(target_folder):
+    engine = make_engine(target_folder, num_blocks=9, block_size=8)
+    for small in (1, 2, 3, 4):
+        engine.open(small, [small + 2] * 12, [], SamplingParams(), StopParams(max_tokens=2))
+        next_verdict(engine, small)
+    prompt = list(range(3, 53))  # 7 blocks; the four others hold 8 of 8
+    engine.open(5, prompt, [], SamplingParams(), StopParams(max_tokens=1, ignore_eos=True))
+    ((session, verdict),) = engine.step()
+    assert (session, list(verdict.tokens)) == (5, plain_greedy(target_folder, prompt, 1, eos=None))
+    engine.check_integrity()
+
+
 def test_blocks_return_after_any_mix_of_ends(target_folder):
     engine = make_engine(target_folder, shapes=RowShapes(16, 4))
     start = engine.info().free_blocks

@@ -89,42 +89,6 @@ def tokenize_request(message: pb.TokenizeRequest | Unreadable) -> tuple[RawPromp
     return given, message.add_special_tokens
 
 
-def generate_message(request: GenerateRequest) -> pb.GenerateRequest:
-    """The message a client sends for `request`; the way back of `generate_request`."""
-    sampling, control = request.sampling, request.speculation
-    message = pb.GenerateRequest(
-        request_id=request.request_id,
-        sampling_params=pb.SamplingParams(
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            min_p=sampling.min_p,
-            seed=sampling.seed,
-            max_tokens=request.max_tokens,
-            min_tokens=request.min_tokens,
-            stop=request.stop,
-            stop_token_ids=request.stop_token_ids,
-            ignore_eos=request.ignore_eos,
-            include_stop_str_in_output=request.include_stop_str_in_output,
-            skip_special_tokens=request.skip_special_tokens,
-        ),
-        speculation=pb.Speculation(
-            mode=pb.Speculation.MODE_AUTO if control.enabled else pb.Speculation.MODE_OFF,
-            max_draft_tokens=control.max_draft_tokens,
-            drafter=control.drafter,
-        ),
-    )
-    match request.input:
-        case RawPrompt(text):
-            message.prompt = text
-        case Chat(messages):
-            turns = [pb.ChatMessage(role=turn.role, content=turn.content) for turn in messages]
-            message.chat.CopyFrom(pb.ChatMessages(messages=turns))
-        case TokenIds(input_ids):
-            message.tokenized.CopyFrom(pb.TokenizedInput(input_ids=input_ids))
-    return message
-
-
 def event_message(request_id: str, event: Event) -> pb.GenerateResponse:
     if isinstance(event, Complete):
         return pb.GenerateResponse(request_id=request_id, complete=_complete(event))

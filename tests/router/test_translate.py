@@ -19,7 +19,6 @@ from router.translate import (
     Unreadable,
     as_typed,
     event_message,
-    generate_message,
     generate_request,
     model_info_message,
     read_generate_request,
@@ -41,6 +40,42 @@ FULL = GenerateRequest(
     speculation=SpeculationControl(True, 3, "ngram"),
     request_id="r",
 )
+
+
+def generate_message(request: GenerateRequest) -> pb.GenerateRequest:
+    """The message a client would send for `request`."""
+    sampling, control = request.sampling, request.speculation
+    message = pb.GenerateRequest(
+        request_id=request.request_id,
+        sampling_params=pb.SamplingParams(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            min_p=sampling.min_p,
+            seed=sampling.seed,
+            max_tokens=request.max_tokens,
+            min_tokens=request.min_tokens,
+            stop=request.stop,
+            stop_token_ids=request.stop_token_ids,
+            ignore_eos=request.ignore_eos,
+            include_stop_str_in_output=request.include_stop_str_in_output,
+            skip_special_tokens=request.skip_special_tokens,
+        ),
+        speculation=pb.Speculation(
+            mode=pb.Speculation.MODE_AUTO if control.enabled else pb.Speculation.MODE_OFF,
+            max_draft_tokens=control.max_draft_tokens,
+            drafter=control.drafter,
+        ),
+    )
+    match request.input:
+        case RawPrompt(text):
+            message.prompt = text
+        case Chat(messages):
+            turns = [pb.ChatMessage(role=turn.role, content=turn.content) for turn in messages]
+            message.chat.CopyFrom(pb.ChatMessages(messages=turns))
+        case TokenIds(input_ids):
+            message.tokenized.CopyFrom(pb.TokenizedInput(input_ids=input_ids))
+    return message
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import cast
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
+_MAX_SHIFT = 63  # a varint holds 64 bits
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
@@ -64,6 +65,8 @@ def _varint(data: memoryview, position: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, position
         shift += 7
+        if shift > _MAX_SHIFT:  # or a message of nothing but continuation bytes would cost its length squared
+            raise ValueError("a varint of more than ten bytes")
 
 
 def _is_utf8(content: memoryview) -> bool:

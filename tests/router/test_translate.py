@@ -25,6 +25,7 @@ from router.translate import (
     read_tokenize_request,
     tokenize_request,
 )
+from router.wire import find_bad_text
 from rpc.pb import generation_pb2 as pb
 
 FULL = GenerateRequest(
@@ -245,3 +246,10 @@ def test_model_info() -> None:
     assert (message.model, message.draft_model, message.vocab_size, message.version) == ("big", "small", 100, "1")
     assert (list(message.eos_token_ids), list(message.drafters)) == ([2, 0], ["ngram"])
     assert (message.max_context_length, message.draft_max_context_length) == (64, 32)
+
+
+def test_a_number_without_an_end_is_given_up_after_ten_bytes() -> None:
+    """What lies behind it is not looked at, though it would be bad text: its length must not cost time."""
+    endless = b"\x80" * 10 + b"\x01"
+    assert find_bad_text(endless + b"\x12\x02\xff\xfe", pb.GenerateRequest) is None
+    assert find_bad_text(b"\x12\x02\xff\xfe", pb.GenerateRequest) == "prompt"

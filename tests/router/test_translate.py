@@ -249,7 +249,7 @@ def test_model_info() -> None:
 
 
 def test_a_number_without_an_end_is_given_up_after_ten_bytes() -> None:
-    """What lies behind it is not looked at, though it would be bad text: its length must not cost time."""
-    endless = b"\x80" * 10 + b"\x01"
-    assert find_bad_text(endless + b"\x12\x02\xff\xfe", pb.GenerateRequest) is None
-    assert find_bad_text(b"\x12\x02\xff\xfe", pb.GenerateRequest) == "prompt"
+    """What lies behind it is not looked at, though it is bad text: a number's length must not cost time."""
+    number, bad_prompt = b"\x98\x06", b"\x12\x02\xff\xfe"  # an unknown field with a number; field 2, no UTF-8
+    assert find_bad_text(number + b"\x80" * 9 + b"\x01" + bad_prompt, pb.GenerateRequest) == "prompt"
+    assert find_bad_text(number + b"\x80" * 10 + b"\x01" + bad_prompt, pb.GenerateRequest) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+_FORGET = 0.998  # a round; halves in 350
 _TICK = 1e-6  # seconds; nothing measures as free, so that speeds stay finite
 
 
@@ -53,6 +54,14 @@ class CostModel:
         if num_tokens and draft_s > 0.0:
             self._draft_token.add(draft_s / num_tokens)
         self._draft_wait.add(max(0.0, wait_s - draft_s))
+
+    def pass_over_draft(self) -> None:
+        """The draft could have been asked this round and was not: what is known of its times slowly loses its weight.
+
+        A draft that was slow once (cold after a restart, say) would otherwise never be measured again.
+        """
+        self._draft_token.value *= _FORGET
+        self._draft_wait.value *= _FORGET
 
     def verify_s(self, num_proposed: int) -> float:
         """Forward over `num_proposed` + 1 positions; of the nearest known size when that size was never seen."""

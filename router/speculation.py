@@ -227,6 +227,7 @@ class Speculator:
     def _pass_over(self, view: RoundView, plan: RoundPlan) -> None:
         if view.draft == "ready" and plan.drafter != DRAFT_MODEL:
             self._acceptance.pass_over(DRAFT_MODEL)
+            self._shared.costs.pass_over_draft()
         if view.match is not None and plan.drafter != NGRAM:
             self._acceptance.pass_over(ngram_arm(view.match))
 

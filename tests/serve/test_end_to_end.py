@@ -228,7 +228,9 @@ def test_a_request_is_one_trace_through_three_processes(
         """Every kind of span has arrived, and so has every span that another one names as its parent."""
         spans = collector.trace(trace_id)
         kinds = {span.name for span in spans} >= {f"outrider.{n}" for n in ("request", "round", "draft", "verify")}
-        return kinds and {span.parent_id for span in spans} <= {span.span_id for span in spans} | {caller}
+        accepted = sum(s.attributes.get("outrider.num_accepted", 0) for s in spans if s.name == "outrider.verify")
+        told = responses[-1].complete.speculation.accepted_tokens  # each process exports in its own time
+        return kinds and accepted == told and {s.parent_id for s in spans} <= {s.span_id for s in spans} | {caller}
 
     assert until(is_whole, 10.0), collector.trace(trace_id)
     spans = {span.span_id: span for span in collector.trace(trace_id)}

@@ -49,9 +49,9 @@ class BlockPool:
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
-    def allocate(self, count: int) -> list[int] | None:
-        """`count` blocks with one reference each, or None (and no change) when fewer are free."""
-        if count > len(self._free):
+    def allocate(self, count: int, keep_free: int = 0) -> list[int] | None:
+        """`count` blocks with one reference each, or None (and no change) if fewer than `keep_free` would be left."""
+        if count + keep_free > len(self._free):
             return None
         blocks = [self._free.popitem(last=False)[0] for _ in range(count)]
         for block in blocks:

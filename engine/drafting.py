@@ -86,9 +86,7 @@ class DraftEngine:
         if len(self._sessions) >= self._runner.settings.max_sessions:
             raise Overloaded(f"all {self._runner.settings.max_sessions} sessions of this draft are in use", 1.0)
         self._check_tokens(prompt, len(prompt))
-        sequence = Sequence(list(prompt), len(prompt))
-        sequence.attach_cached_prefix(self._runner.pool)
-        self._sessions[session] = _Session(sequence, sampling, State.of(prompt))
+        self._sessions[session] = _Session(Sequence(list(prompt), len(prompt)), sampling, State.of(prompt))
 
     def _check_tokens(self, tokens: Tokens[int], length: int) -> None:
         window, vocab_size = self._runner.max_context_length, self._runner.vocab_size
@@ -157,7 +155,7 @@ class DraftEngine:
     def step(self) -> list[tuple[int, Proposal | OutriderError]]:
         """One forward, one more draft token for each session it completed; the proposals that are ready."""
         demands = [Demand(key, draft.sequence) for key, draft in self._sessions.items() if draft.wanted > 0]
-        plan = self._runner.plan(demands, [draft.sequence for draft in self._sessions.values()])
+        plan = self._runner.plan(demands, {key: draft.sequence for key, draft in self._sessions.items()})
         if plan is None:
             return []
         logits, seconds = self._runner.forward(plan)

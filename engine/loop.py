@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Generic, TypeVar
@@ -25,6 +26,8 @@ from engine.ports import DraftEngine, Engine, Subscriber, TargetEngine, TargetOu
 from engine.proposal import Proposal, Verdict
 
 _log = logging.getLogger(__name__)
+
+_BLOCKS_POLL_S = 0.01
 
 EngineT = TypeVar("EngineT", bound=Engine)
 OutputT = TypeVar("OutputT")
@@ -179,7 +182,10 @@ class EngineLoop(Generic[EngineT, OutputT]):
         if self._events:
             self._publish()
         if not self._stopping and self._has_work():
+            forwards = self._engine.info().forwards
             outputs = self._step()
+            if self._engine.info().forwards == forwards and not outputs:
+                self._await_blocks()
             self._bubble.count(self._engine.info().forward_s)
             for session, output in outputs:
                 self._take(session, output)
@@ -201,6 +207,11 @@ class EngineLoop(Generic[EngineT, OutputT]):
         self._idle = False
         self._bubble.count(self._engine.info().forward_s)
         return command
+
+    def _await_blocks(self) -> None:
+        """Everything that wants a forward waits for blocks of sessions that want none at the moment."""
+        with suppress(queue.Empty):
+            self._inbox.get(timeout=_BLOCKS_POLL_S)()
 
     def _apply_open(self, session: int, command: Command[EngineT]) -> None:
         if self._failure is not None:

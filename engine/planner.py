@@ -1,13 +1,17 @@
-"""Owns the choice of rows for the next forward. Torch-free, deterministic, changes nothing but block tables.
+"""Owns the choice of rows for the next forward, and of who has blocks. Torch-free and deterministic.
 
 Reproducible mode (docs/design.md §6): a forward has one of two fixed row counts, one for prompt positions, one for
 generated positions; the two kinds never share a forward. Otherwise kinds mix freely up to a row budget.
+
+Blocks go by rank, so that more sessions than the pool holds cannot take blocks from each other for ever: a sequence
+starts with blocks for all its tokens or waits, none starts before one ahead of it, and whoever needs more takes them
+from those behind it. The first in rank therefore always gets on.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from engine.blocks import BlockPool
@@ -117,21 +121,23 @@ def plan_step(
     demands: Iterable[Demand],
     budget: RowBudget,
     pool: BlockPool,
+    ranking: Mapping[int, Sequence],
     *,
     last_kind: Kind,
-    preempt: Callable[[Sequence], bool],
 ) -> StepPlan | None:
     """Fills one forward, demands in the order given.
 
     Args:
         demands: who wants rows; the caller rotates the order for fairness.
+        ranking: every open session's sequence, the first to have blocks first.
         last_kind: kind of the forward before; when both kinds wait they alternate.
-        preempt: frees the blocks of some other session than the given one; False when none has any.
 
     Returns:
-        The plan, or None when nobody wants rows (or none can have blocks).
+        The plan, or None when nobody wants rows, or whoever does has to wait for blocks.
     """
-    waiting = list(demands)
+    asking = {demand.key: demand for demand in demands}
+    _start(asking, pool, ranking)
+    waiting = [demand for demand in asking.values() if demand.sequence.block_table]
     kinds = {budget.kind_of(demand.sequence) for demand in waiting}
     for kind in sorted(kinds, key=lambda k: (k is last_kind, k is Kind.PROMPT)):
         spans: list[Span] = []
@@ -139,15 +145,29 @@ def plan_step(
         for demand in waiting:
             if room == 0:
                 break
-            if budget.kind_of(demand.sequence) is not kind:
+            if not demand.sequence.block_table or budget.kind_of(demand.sequence) is not kind:
                 continue
             span = _fit(demand, kind, room)
-            if span is not None and _reserve(span, pool, preempt, alone=not spans):
+            # Only the first span takes blocks from others, who might be in the plan already.
+            if span is not None and _reserve(span, pool, {} if spans else ranking):
                 spans.append(span)
                 room -= span.num_rows
         if spans:
             return StepPlan(kind, tuple(spans), budget.padded(kind, sum(s.num_rows for s in spans)))
     return None
+
+
+def _start(asking: Mapping[int, Demand], pool: BlockPool, ranking: Mapping[int, Sequence]) -> None:
+    """Gives blocks to those that ask and have none, and leaves each running sequence one to grow into."""
+    running = sum(1 for sequence in ranking.values() if sequence.block_table)
+    for key, sequence in ranking.items():
+        if key not in asking or sequence.block_table:
+            continue
+        while not sequence.start(pool, keep_free=running):
+            if not _preempt_behind(key, ranking, pool):
+                return
+            running -= 1
+        running += 1
 
 
 def _fit(demand: Demand, kind: Kind, room: int) -> Span | None:
@@ -166,10 +186,20 @@ def _fit(demand: Demand, kind: Kind, room: int) -> Span | None:
     return None
 
 
-def _reserve(span: Span, pool: BlockPool, preempt: Callable[[Sequence], bool], *, alone: bool) -> bool:
-    """Blocks for the span's rows; the first span of a plan may preempt others for them."""
-    num_tokens = span.start + span.num_rows
-    while not span.sequence.reserve(pool, num_tokens):
-        if not alone or not preempt(span.sequence):
+def _reserve(span: Span, pool: BlockPool, ranking: Mapping[int, Sequence]) -> bool:
+    """Blocks for the span's rows, if need be those of sequences behind it in `ranking`."""
+    while not span.sequence.reserve(pool, span.start + span.num_rows):
+        if not _preempt_behind(span.key, ranking, pool):
             return False
     return True
+
+
+def _preempt_behind(key: int, ranking: Mapping[int, Sequence], pool: BlockPool) -> bool:
+    """Takes the blocks of the last in rank that has any; False when that is not behind `key`. Its tokens stay."""
+    for other, sequence in reversed(list(ranking.items())):
+        if other == key:
+            return False
+        if sequence.block_table:
+            sequence.release(pool)
+            return True
+    return False

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Listed
 
 import torch
 
@@ -19,6 +20,8 @@ from engine.sequence import Sequence
 from engine.settings import EngineSettings
 
 _log = logging.getLogger(__name__)
+PARKED_AFTER_S = 1.0
+"""A session that has wanted nothing for so long (its caller reads slowly, say) is the first to lose its blocks."""
 CPU_ROW_MULTIPLE = 4  # on CPU a one-row bf16 product is no faster than a four-row one
 
 
@@ -80,13 +83,18 @@ class Runner:
             tokenizer=self.settings.tokenizer,
         )
 
-    def plan(self, demands: Iterable[Demand], sequences: Collection[Sequence]) -> StepPlan | None:
-        """The next forward for `demands`; while blocks are short, `sequences` give up theirs one by one."""
+    def plan(self, demands: Listed[Demand], sequences: Mapping[int, Sequence]) -> StepPlan | None:
+        """The next forward for `demands`; None when there are none, or those there are have to wait for blocks.
 
-        def preempt(needy: Sequence) -> bool:
-            return self._preempt_cheapest(sequences, needy)
-
-        return plan_step(demands, self.budget, self.pool, last_kind=self._last_kind, preempt=preempt)
+        Args:
+            demands: who wants rows, in turn.
+            sequences: of every open session; the lower the key, the longer it has been open.
+        """
+        now = self._clock()
+        for demand in demands:
+            demand.sequence.wanted_at = now
+        ranking = sorted(sequences.items(), key=lambda each: (now - each[1].wanted_at > PARKED_AFTER_S, each[0]))
+        return plan_step(demands, self.budget, self.pool, dict(ranking), last_kind=self._last_kind)
 
     def forward(self, plan: StepPlan) -> tuple[torch.Tensor, float]:
         """Logits of the plan's wanted rows, span by span, and the seconds it took."""
@@ -96,16 +104,11 @@ class Runner:
         logits = self.model.forward(batch, self.cache, self._attend, shapes.generated_rows if shapes else None)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        seconds = self._clock() - began
+        ended = self._clock()
+        seconds = ended - began
+        for span in plan.spans:
+            span.sequence.wanted_at = ended
         self._last_kind = plan.kind
         self.forwards += 1
         self.forward_s += seconds
         return logits, seconds
-
-    def _preempt_cheapest(self, sequences: Collection[Sequence], keep: Sequence) -> bool:
-        """Takes the blocks of the sequence with least to recompute; its tokens stay."""
-        holders = [sequence for sequence in sequences if sequence is not keep and sequence.block_table]
-        if not holders:
-            return False
-        min(holders, key=lambda sequence: sequence.num_computed).release(self.pool)
-        return True

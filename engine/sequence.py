@@ -5,6 +5,7 @@ There are no prefill and decode phases: `num_computed` chases `len(tokens)`, and
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -19,24 +20,36 @@ class Sequence:
         tokens: prompt and everything after it that is to be computed.
         num_prompt: how many of them are prompt positions.
         num_computed: tokens whose KV is valid; always below len(tokens), so that every forward yields logits.
-        num_cached: tokens found in the prefix cache when the sequence was first attached.
+        num_cached: tokens found in the prefix cache at the start.
+        wanted_at: when rows were last wanted for it, in seconds of the runner's clock.
         block_table: blocks in order; slot of position i is block_table[i // block_size] * block_size + i % block_size.
+            Empty before the start and after preemption.
     """
 
     tokens: list[int]
     num_prompt: int
     num_computed: int = 0
     num_cached: int = 0
+    wanted_at: float = -math.inf
     block_table: list[int] = field(default_factory=list)
     _keys: list[bytes] = field(default_factory=list)  # of the full blocks published or attached so far
 
-    def attach_cached_prefix(self, pool: BlockPool) -> None:
-        """Takes over what the prefix cache holds of the tokens; the last token is left to compute."""
+    def start(self, pool: BlockPool, keep_free: int = 0) -> bool:
+        """Takes over what the prefix cache holds of the tokens (the last is left to compute) and blocks for the rest.
+
+        False (and no change) when fewer than `keep_free` blocks would stay free.
+        """
         usable = (len(self.tokens) - 1) // pool.block_size
         keys = [key for _, key in zip(range(usable), self._chain(pool.block_size), strict=False)]
-        self.block_table = pool.take_cached(keys)
-        self._keys = keys[: len(self.block_table)]
-        self.num_computed = self.num_cached = len(self.block_table) * pool.block_size
+        cached = pool.take_cached(keys)
+        missing = pool.allocate(pool.blocks_for(len(self.tokens)) - len(cached), keep_free)
+        if missing is None:
+            pool.release(cached)
+            return False
+        self.block_table = cached + missing
+        self._keys = keys[: len(cached)]
+        self.num_computed = self.num_cached = len(cached) * pool.block_size
+        return True
 
     def reserve(self, pool: BlockPool, num_tokens: int) -> bool:
         """Makes the block table cover `num_tokens` positions; False (and no change) when blocks are short."""

@@ -114,7 +114,6 @@ class TargetEngine:
         self._check_open(session, prompt, committed, sampling, stops)
         tokens = [*prompt, *committed]
         sequence = Sequence(tokens, len(prompt))
-        sequence.attach_cached_prefix(self._runner.pool)
         ending_ids = stops.ending_ids(self._runner.model.shape.eos_token_ids)
         self._sessions[session] = _Session(sequence, sampling, stops, ending_ids, State.of(tokens))
 
@@ -188,7 +187,7 @@ class TargetEngine:
             for key, session in self._sessions.items()
             if session.wants_forward
         ]
-        plan = self._runner.plan(demands, [session.sequence for session in self._sessions.values()])
+        plan = self._runner.plan(demands, {key: session.sequence for key, session in self._sessions.items()})
         if plan is None:
             return []
         began = self._clock()

@@ -42,15 +42,30 @@ def test_cached_blocks_are_shared_and_survive_their_first_owner():
     first.num_computed = 4
     first.publish_full_blocks(pool)
     second = Sequence([1, 2, 3, 4, 9], 5)
-    second.attach_cached_prefix(pool)
-    assert second.block_table == first.block_table[:2]
+    assert second.start(pool)
+    assert second.block_table[:2] == first.block_table[:2]
     assert second.num_computed == second.num_cached == 4
     pool.check_integrity([first.block_table, second.block_table])
     first.release(pool)
     second.release(pool)
     third = Sequence([1, 2, 3, 4], 4)
-    third.attach_cached_prefix(pool)
+    assert third.start(pool)
     assert third.num_cached == 2  # the last token is left to compute, and blocks are whole
+
+
+def test_a_sequence_starts_with_all_its_blocks_or_none():
+    pool = BlockPool(6, 2)
+    held = Sequence([1, 2, 3, 4], 4)
+    assert held.start(pool)
+    held.num_computed = 4
+    held.publish_full_blocks(pool)
+    waiting = Sequence([1, 2, 3, 4, 5, 6, 7], 7)  # 2 blocks are cached, 2 more are wanted, 3 are free
+    assert not waiting.start(pool, keep_free=2)
+    assert (waiting.block_table, waiting.num_computed, pool.num_free) == ([], 0, 3)
+    pool.check_integrity([held.block_table])
+    assert waiting.start(pool, keep_free=1)
+    assert (len(waiting.block_table), waiting.num_computed) == (4, 4)
+    pool.check_integrity([held.block_table, waiting.block_table])
 
 
 def test_the_least_recently_freed_block_is_reused_first():
@@ -77,7 +92,7 @@ def test_blocks_are_all_accounted_for_after_any_history(steps):
     for action, key, amount in steps:
         if action == 0 and key not in live:
             live[key] = Sequence([amount % 2] * amount, amount)
-            live[key].attach_cached_prefix(pool)
+            live[key].start(pool, keep_free=1)
         elif key in live and action == 1 and live[key].reserve(pool, len(live[key].tokens)):
             live[key].num_computed = len(live[key].tokens)
             live[key].tokens.append(amount % 2)

@@ -23,8 +23,8 @@ def sequence(length: int, num_prompt: int, computed: int) -> Sequence:
 def plan(demands: list[Demand], budget: RowBudget, last: Kind = Kind.GENERATED) -> StepPlan | None:
     pool = BlockPool(200, 4)
     for demand in demands:
-        assert demand.sequence.reserve(pool, demand.sequence.num_computed)
-    return plan_step(demands, budget, pool, last_kind=last, preempt=lambda _: False)
+        assert demand.sequence.reserve(pool, len(demand.sequence.tokens))
+    return plan_step(demands, budget, pool, {d.key: d.sequence for d in demands}, last_kind=last)
 
 
 def chain(length: int, tokens: int) -> Proposal:
@@ -62,23 +62,47 @@ def test_without_shapes_kinds_mix_and_rows_are_padded():
     assert (planned.kind, [s.num_rows for s in planned.spans], planned.rows) == (Kind.MIXED, [20, 1], 24)
 
 
-def test_only_the_first_span_preempts():
-    pool = BlockPool(4, 4)
-    victim = sequence(12, 12, 0)
-    assert victim.reserve(pool, 12)
-    asked: list[Sequence] = []
+def test_whoever_needs_a_block_takes_it_from_the_last_in_rank():
+    pool = BlockPool(7, 4)
+    ranking = {key: sequence(length, 4, length - 1) for key, length in ((1, 8), (2, 8), (3, 8))}
+    for each in ranking.values():
+        assert each.reserve(pool, 8)  # the pool is full, and each fills its blocks
+    demands = [Demand(2, ranking[2], chain(8, 2)), Demand(1, ranking[1], chain(8, 2)), Demand(3, ranking[3])]
+    planned = plan_step(demands, FREE, pool, ranking, last_kind=Kind.MIXED)
+    assert [s.key for s in planned.spans] == [2, 1]  # 3 gave its two blocks, one to each
+    assert (ranking[3].block_table, ranking[3].num_computed) == ([], 0)
 
-    def preempt(needy: Sequence) -> bool:
-        asked.append(needy)
-        if not victim.block_table:
-            return False
-        victim.release(pool)
-        return True
 
-    first, second = sequence(8, 8, 0), sequence(8, 8, 0)
-    planned = plan_step([Demand(1, first), Demand(2, second)], FREE, pool, last_kind=Kind.MIXED, preempt=preempt)
-    assert [s.key for s in planned.spans] == [1]
-    assert asked == [first]
+def test_the_last_in_rank_waits_for_blocks():
+    pool = BlockPool(5, 4)
+    ranking = {key: sequence(8, 4, 7) for key in (1, 2)}
+    for each in ranking.values():
+        assert each.reserve(pool, 8)
+    assert plan_step([Demand(2, ranking[2], chain(8, 2))], FREE, pool, ranking, last_kind=Kind.MIXED) is None
+    assert len(ranking[1].block_table) == len(ranking[2].block_table) == 2
+
+
+def test_only_the_first_span_takes_blocks_from_others():
+    """The others might take them from a sequence that is in the plan."""
+    pool = BlockPool(5, 4)
+    ranking = {key: sequence(8, 4, 7) for key in (1, 2)}
+    for each in ranking.values():
+        assert each.reserve(pool, 8)
+    demands = [Demand(2, ranking[2]), Demand(1, ranking[1], chain(8, 2))]
+    assert [s.key for s in plan_step(demands, FREE, pool, ranking, last_kind=Kind.MIXED).spans] == [2]
+    assert [s.key for s in plan_step(demands[1:], FREE, pool, ranking, last_kind=Kind.MIXED).spans] == [1]
+    assert ranking[2].block_table == []
+
+
+def test_nobody_starts_before_one_that_ranks_higher():
+    """It leaves each that runs a block to grow into, and a small one must not pass a large one for ever."""
+    pool = BlockPool(8, 4)
+    ranking = {1: sequence(8, 8, 0), 2: sequence(20, 20, 0), 3: sequence(4, 4, 0)}
+    assert ranking[1].start(pool)
+    demands = [Demand(key, ranking[key]) for key in (3, 2)]
+    assert plan_step(demands, FREE, pool, ranking, last_kind=Kind.MIXED) is None
+    ranking[1].release(pool)
+    assert [s.key for s in plan_step(demands, FREE, pool, ranking, last_kind=Kind.MIXED).spans] == [3, 2]
 
 
 def test_nobody_waiting_is_no_plan():

@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from engine.errors import EngineFault, InvalidArgument, Overloaded, UnknownSession
+from engine.loading import load_model
 from engine.planner import RowShapes
 from engine.proposal import Proposal, State
+from engine.runner import Runner
 from engine.sampling import SamplingParams, StopParams
 from engine.settings import EngineSettings
 from engine.target import TargetEngine, build_target_engine
@@ -184,6 +186,7 @@ def test_prefix_cache_gives_the_same_text_and_says_what_it_held(target_folder):
     engine = make_engine(target_folder)
     generate(engine, prompt, lambda _: [], max_tokens=10, ignore_eos=True)
     engine.open(2, prompt, [], SamplingParams(), StopParams(max_tokens=10, ignore_eos=True))
+    next_verdict(engine, 2)
     assert engine.cached_tokens(2) == 32  # 4 full blocks of 8 before the last token
     engine.close(2)
     assert generate(engine, prompt, lambda _: [], max_tokens=10, ignore_eos=True)[0] == truth
@@ -205,16 +208,49 @@ def test_preemption_recomputes_and_changes_no_token(target_folder):
     assert texts == truths
 
 
-def test_one_step_takes_blocks_from_as_many_sessions_as_it_needs(target_folder):
-    engine = make_engine(target_folder, num_blocks=9, block_size=8)
-    for small in (1, 2, 3, 4):
+def test_sessions_that_want_nothing_for_long_give_up_their_blocks(target_folder):
+    """A slow reader's session must not keep others out; a moment between two rounds costs it nothing."""
+    now = 0.0
+    settings = EngineSettings(target_folder, num_blocks=9, block_size=8, dtype="float32")
+    engine = TargetEngine(Runner(settings, load_model(settings), clock=lambda: now))
+    for small in (1, 2, 3):
         engine.open(small, [small + 2] * 12, [], SamplingParams(), StopParams(max_tokens=2))
         next_verdict(engine, small)
-    prompt = list(range(3, 53))  # 7 blocks; the four others hold 8 of 8
+    prompt = list(range(3, 53))  # 7 blocks; the three others hold 6 of 8
     engine.open(5, prompt, [], SamplingParams(), StopParams(max_tokens=1, ignore_eos=True))
+    assert engine.has_work()
+    assert engine.step() == []
+    now = 2.0
     ((session, verdict),) = engine.step()
     assert (session, list(verdict.tokens)) == (5, plain_greedy(target_folder, prompt, 1, eos=None))
     engine.check_integrity()
+    engine.decode(1, 1)
+    assert next_verdict(engine, 1).tokens == tuple(plain_greedy(target_folder, [3] * 12, 2, eos=None)[1:])
+
+
+@pytest.mark.parametrize("shapes", [None, RowShapes(prompt_rows=16, generated_rows=6)])
+def test_sessions_that_need_many_times_the_pool_all_finish(target_folder, shapes):
+    """With blocks for three of twenty, each is recomputed a few times at most: they do not rob each other for ever."""
+    engine = make_engine(target_folder, num_blocks=20, shapes=shapes)
+    prompts = {session: [session + 3, 9, *range(4, 20)] for session in range(20)}
+    truths = {session: plain_greedy(target_folder, prompt, 24, eos=None) for session, prompt in prompts.items()}
+    texts: dict[int, list[int]] = {session: [] for session in prompts}
+    for session, prompt in prompts.items():
+        engine.open(session, prompt, [], SamplingParams(), StopParams(max_tokens=24, ignore_eos=True))
+    rounds: list[list[int]] = [[]] * 6  # a router's answer comes some forwards after the verdict
+    for _ in range(1500):
+        for session in rounds.pop(0):
+            so_far = texts[session]
+            wrong = [(token + 1) % VOCAB for token in truths[session][len(so_far) : len(so_far) + 2]]
+            engine.propose(session, Proposal.chain(State.of(prompts[session] + so_far), wrong))
+        rounds.append([])
+        for session, verdict in engine.step():
+            texts[session] += verdict.tokens
+            if verdict.finish_reason is None:
+                rounds[-1].append(session)
+        engine.check_integrity()
+    assert texts == truths
+    assert engine.info().forwards < 600
 
 
 def test_blocks_return_after_any_mix_of_ends(target_folder):

@@ -207,6 +207,17 @@ def test_two_hundred_cancelled_streams_leave_nothing_behind(system: System, stub
     assert len(client.generate(Ask(prompt="the", sampling={"max_tokens": 8, "ignore_eos": True})).token_ids) == 8
 
 
+def test_requests_that_need_many_times_the_blocks_all_complete(system: System, stub: Any) -> None:
+    """They get on by turns, instead of robbing each other of their blocks for ever."""
+    sampling = pb.SamplingParams(max_tokens=150, ignore_eos=True)
+    calls = [
+        stub.Generate(pb.GenerateRequest(prompt=f"{turn} ways to go " * 8, sampling_params=sampling), timeout=120)
+        for turn in range(120)
+    ]
+    for call in calls:
+        assert sum(len(response.delta.token_ids) for response in call if response.HasField("delta")) == 150
+
+
 def test_deadlines_end_the_work_too(system: System, stub: Any) -> None:
     baseline = free_blocks(system, "Target")
     request = pb.GenerateRequest(prompt="the", sampling_params=pb.SamplingParams(max_tokens=500, ignore_eos=True))

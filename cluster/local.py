@@ -92,13 +92,19 @@ def _settings(cluster: LocalCluster, folder: Path) -> dict[str, str]:
         "RAY_AUTH_TOKEN_PATH": str(token),
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_enable_worker_prestart": "0",
+        # Ray's own 15 is for batch work: whatever else runs on the machine would stop engines that answer callers.
+        "RAY_worker_niceness": "0",
         "RAY_SERVE_LOG_TO_STDERR": "0",
         # Replica code runs on the loop that serves its gRPC: no thread hop for each token, one loop per process.
         "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
         # A load balancer far away needs time to notice a leaving replica; the one on this machine goes with it.
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
         "RAY_SERVE_ENABLE_HA_PROXY": "1" if cluster.haproxy else "0",
+        # A proxy that takes longer is killed and begun again; on a busy machine importing Serve alone takes over 5 s.
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30",
         "RAY_SERVE_HAPROXY_NBTHREAD": "1",
+        # One agent's channel may hold all its requests: whether there are too many is for the router to say.
+        "RAY_SERVE_HAPROXY_H2_FE_MAX_CONCURRENT_STREAMS": "1000",
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "5",
         # Short names: Serve puts a node id of 56 characters before them, and a socket path ends at 97.
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "h.cfg"),

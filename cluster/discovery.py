@@ -38,6 +38,8 @@ class Discovery:
     Args:
         handle: of the deployment, whose replicas have a method `endpoint`.
         on_found: told the endpoints after every look that succeeded, changed or not.
+        on_missed: told of every look that failed. One replica that hangs makes a whole look of Serve's time out, so
+            whoever knows replicas must ask them one by one which it is.
         period_s: seconds between two looks.
         timeout_s: a replica that has not answered by then counts as absent.
     """
@@ -46,11 +48,12 @@ class Discovery:
         self,
         handle: BroadcastHandle,
         on_found: Callable[[Sequence[Endpoint]], Awaitable[None]],
+        on_missed: Callable[[], Awaitable[None]],
         *,
         period_s: float,
         timeout_s: float = 2.0,
     ) -> None:
-        self._handle, self._on_found = handle, on_found
+        self._handle, self._on_found, self._on_missed = handle, on_found, on_missed
         self._period_s, self._timeout_s = period_s, timeout_s
         self._wanted = asyncio.Event()
         self._last_failure = ""
@@ -72,7 +75,8 @@ class Discovery:
             try:
                 await self._on_found(await self.look())
             except Exception as error:
-                self._report(str(error))
+                self._report(str(error) or type(error).__name__)
+                await self._on_missed()
             else:
                 self._last_failure = ""
             try:

@@ -11,6 +11,8 @@ from engine.errors import OutriderError
 from router.peers import Pool
 from rpc.clients import DraftClient, TargetClient
 
+ANSWER_TIMEOUT_S = 2.0
+
 ClientT = TypeVar("ClientT", bound=TargetClient | DraftClient)
 
 
@@ -35,7 +37,7 @@ class PeerKeeper(Generic[ClientT]):
     ) -> None:
         self._pool, self._client, self._seen = pool, client, seen
         self._clients: dict[str, ClientT] = {}
-        self._discovery = Discovery(handle, self._found, period_s=period_s)
+        self._discovery = Discovery(handle, self._found, self._ask_each, period_s=period_s)
         self._watching = asyncio.create_task(self._discovery.run())
 
     def look_now(self) -> None:
@@ -57,6 +59,18 @@ class PeerKeeper(Generic[ClientT]):
                 self._clients[address] = cast(ClientT, await self._client.connect(address))
             except OutriderError:
                 continue  # it said where it is and does not answer there: the next look tells whether it came up
+        self._pool.replace(self._clients)
+        for client in gone:
+            await client.close()
+
+    async def _ask_each(self) -> None:
+        """Nobody knows who is there: those that do not answer are let go of, and their sessions go on elsewhere."""
+        asked = dict(self._clients)
+        answers = await asyncio.gather(
+            *(client.refresh(ANSWER_TIMEOUT_S) for client in asked.values()), return_exceptions=True
+        )
+        silent = [address for address, answer in zip(asked, answers, strict=True) if isinstance(answer, OutriderError)]
+        gone = [self._clients.pop(address) for address in silent]
         self._pool.replace(self._clients)
         for client in gone:
             await client.close()

@@ -76,7 +76,7 @@ class EngineLoop(Generic[EngineT, OutputT]):
         # of the asyncio side
         self._subscribers: dict[int, Subscriber[OutputT]] = {}
         self._last_session = 0
-        self._ended = asyncio.Event()
+        self._ended, self._down = asyncio.Event(), asyncio.Event()
         # of the engine thread, as are all methods below `_run`
         self._stopping = False
         self._open: set[int] = set()
@@ -129,6 +129,12 @@ class EngineLoop(Generic[EngineT, OutputT]):
             raise Unavailable(f"the engine thread did not end within {timeout_s} s") from None
         self._thread.join()
 
+    async def failure(self) -> OutriderError:
+        """Waits until the engine fails, and says how. Returns never while it works, nor when it is closed."""
+        await self._down.wait()
+        assert self._failure is not None
+        return self._failure
+
     @property
     def info(self) -> EngineInfo:
         """The engine's info as of its last turn, with the bubble that this loop measured."""
@@ -173,7 +179,8 @@ class EngineLoop(Generic[EngineT, OutputT]):
             except Exception as error:
                 if self._asyncio.is_closed():
                     return  # nobody is left to tell
-                self._fail_all(presentable(error, "engine step"))
+                self._fail_all(Unavailable(str(presentable(error, "engine step"))))
+                self._asyncio.call_soon_threadsafe(self._down.set)
         self._end()
 
     def _turn(self) -> None:

@@ -46,16 +46,20 @@ class Findings:
         await self.queue.put([endpoint.address for endpoint in endpoints])
 
 
+async def nobody() -> None:
+    return
+
+
 async def test_replicas_that_fail_to_answer_count_as_absent() -> None:
     handle = Handle([Endpoint("a:1", INFO), RuntimeError("died"), Endpoint("b:2", INFO)])
-    found = await Discovery(handle, Findings(), period_s=60).look()
+    found = await Discovery(handle, Findings(), nobody, period_s=60).look()
     assert [endpoint.address for endpoint in found] == ["a:1", "b:2"]
 
 
 async def test_a_look_now_does_not_wait_for_the_period() -> None:
     handle = Handle([Endpoint("a:1", INFO)], [Endpoint("b:2", INFO)])
     findings = Findings()
-    discovery = Discovery(handle, findings, period_s=3600)
+    discovery = Discovery(handle, findings, nobody, period_s=3600)
     watching = asyncio.create_task(discovery.run())
     assert await findings.queue.get() == ["a:1"]
     discovery.look_now()
@@ -67,8 +71,14 @@ async def test_a_look_now_does_not_wait_for_the_period() -> None:
 async def test_a_failing_look_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
     handle = Handle(RuntimeError("controller is away"), [Endpoint("a:1", INFO)])
     findings = Findings()
-    watching = asyncio.create_task(Discovery(handle, findings, period_s=0.001).run())
+    missed: list[int] = []
+
+    async def on_missed() -> None:
+        missed.append(handle.looks)
+
+    watching = asyncio.create_task(Discovery(handle, findings, on_missed, period_s=0.001).run())
     assert await findings.queue.get() == ["a:1"]
     watching.cancel()
     await asyncio.wait([watching])
     assert "controller is away" in caplog.text
+    assert missed == [1]

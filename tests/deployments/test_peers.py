@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, ClassVar
 
 import pytest
 
 from cluster.discovery import Endpoint
 from deployments.peers import PeerKeeper
-from engine.errors import Unavailable
+from engine.errors import DeadlineExceeded, Unavailable
 from router.peers import Pool
 from tests.cluster.test_discovery import INFO, Findings
 
@@ -17,12 +18,14 @@ class Replicas:
     """A handle whose deployment has the replicas that the test puts here."""
 
     def __init__(self, *addresses: str) -> None:
-        self.addresses = list(addresses)
+        self.addresses, self.answering = list(addresses), True
 
     def broadcast(self, method_name: str) -> Replicas:
         return self
 
     async def results_async(self, **limits: Any) -> list[Endpoint]:
+        if not self.answering:
+            raise TimeoutError
         return [Endpoint(address, INFO) for address in self.addresses]
 
 
@@ -41,6 +44,11 @@ class FakeClient:
             raise Unavailable(address)
         cls.log.append(f"connect {address}")
         return cls(address)
+
+    async def refresh(self, timeout_s: float) -> None:
+        self.log.append(f"ask {self.address}")
+        if self.address in self.dead:
+            raise DeadlineExceeded(self.address)
 
     async def close(self) -> None:
         self.log.append(f"close {self.address}")
@@ -89,4 +97,17 @@ async def test_a_replica_that_does_not_answer_is_left_out_and_tried_again() -> N
     watch.keeper.look_now()
     await watch.look()
     assert watch.pool.any().address == "a:1"
+    await watch.keeper.close()
+
+
+async def test_a_hung_replica_is_let_go_of_though_it_makes_every_look_time_out() -> None:
+    watch = Watch("a:1", "b:2")
+    await watch.look()
+    watch.replicas.answering = False
+    FakeClient.dead.add("a:1")
+    watch.keeper.look_now()
+    while "close a:1" not in FakeClient.log:
+        await asyncio.sleep(0)
+    assert watch.pool.any().address == "b:2"
+    assert sorted(FakeClient.log[2:]) == ["ask a:1", "ask b:2", "close a:1"]
     await watch.keeper.close()

@@ -12,7 +12,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from engine.errors import InternalError, OutriderError
+from engine.errors import OutriderError, Unavailable
 from engine.loop import target_loop
 from rpc.clients import TargetClient
 from rpc.servers import serve_engine
@@ -51,7 +51,7 @@ async def test_watchers_of_health_hear_of_a_crash_and_unknown_services_are_unkno
         watch = stub.Watch(health_pb2.HealthCheckRequest(service="outrider.v1.Verification"))
         assert (await watch.read()).status == SERVING
         session = served.client.open([CRASH], [], GREEDY, STOPS)
-        with pytest.raises(InternalError):
+        with pytest.raises(Unavailable):
             await session.verdict()
         assert (await watch.read()).status == NOT_SERVING
         watch.cancel()

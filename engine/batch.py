@@ -1,17 +1,84 @@
-"""Owns the translation of a StepPlan into tensors: ids, positions, slots, and which keys each row may see."""
+"""Owns the translation of a StepPlan into tensors: ids, positions, slots, and which keys each row may see.
+
+In between stands StepRows: all that a forward needs of a plan, as integers, so that other ranks can be told it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, islice
 
 import torch
 
 from engine.blocks import SCRATCH_BLOCK
-from engine.planner import RowBudget, Span, StepPlan
+from engine.planner import Span, StepPlan
+from engine.proposal import chain_parents
 
 KEY_MULTIPLE = 64  # key counts are padded to it; in reproducible mode it is part of a row's fixed shape
+
+
+@dataclass(frozen=True, slots=True)
+class SpanRows:
+    """The rows of one session.
+
+    Attributes:
+        tokens: committed tokens, then the proposal's.
+        start: position of the first.
+        parents: of the proposal's tokens.
+        num_logits: how many of the last rows' logits are wanted.
+        block_table: the session's blocks.
+    """
+
+    tokens: Sequence[int]
+    start: int
+    parents: tuple[int, ...]
+    num_logits: int
+    block_table: Sequence[int]
+
+    @classmethod
+    def of(cls, span: Span) -> SpanRows:
+        parents = span.proposal.parents if span.proposal else ()
+        return cls(span.row_tokens, span.start, parents, span.num_logits, span.sequence.block_table)
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def num_committed(self) -> int:
+        return len(self.tokens) - len(self.parents)
+
+    def packed(self) -> list[int]:
+        counts = [len(self.tokens), len(self.parents), len(self.block_table), self.start, self.num_logits]
+        return [*counts, *self.tokens, *self.parents, *self.block_table]
+
+    @classmethod
+    def unpacked(cls, values: Iterator[int]) -> SpanRows:
+        num_tokens, num_parents, num_blocks, start, num_logits = islice(values, 5)
+        tokens, parents = list(islice(values, num_tokens)), tuple(islice(values, num_parents))
+        return cls(tokens, start, parents, num_logits, list(islice(values, num_blocks)))
+
+
+@dataclass(frozen=True, slots=True)
+class StepRows:
+    """The rows of one forward; `rows` counts padding too. Equal values make equal batches, on whichever rank."""
+
+    spans: tuple[SpanRows, ...]
+    rows: int
+
+    @classmethod
+    def of(cls, plan: StepPlan) -> StepRows:
+        return cls(tuple(SpanRows.of(span) for span in plan.spans), plan.rows)
+
+    def packed(self) -> list[int]:
+        return [self.rows, len(self.spans), *(value for span in self.spans for value in span.packed())]
+
+    @classmethod
+    def unpacked(cls, packed: Sequence[int]) -> StepRows:
+        values = iter(packed)
+        rows, num_spans = islice(values, 2)
+        return cls(tuple(SpanRows.unpacked(values) for _ in range(num_spans)), rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +101,7 @@ class RowGroup:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One forward's inputs. All row tensors have plan.rows entries, padding last.
+    """One forward's inputs. All row tensors have as many entries as the step has rows, padding last.
 
     Attributes:
         input_ids, positions: int64 [1, rows].
@@ -50,22 +117,22 @@ class Batch:
     logit_rows: torch.Tensor
 
 
-def build_batch(plan: StepPlan, budget: RowBudget, block_size: int, device: torch.device) -> Batch:
-    """Tensors for `plan`; pure, O(rows × keys)."""
+def build_batch(step: StepRows, block_size: int, device: torch.device, *, fixed: bool) -> Batch:
+    """Tensors for `step`; pure, O(rows × keys). `fixed` asks for the attention shapes of reproducible mode."""
     ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
     logit_rows: list[int] = []
     groups: list[RowGroup] = []
-    fixed_rows = plan.rows if budget.shapes else None
-    for span in plan.spans:
+    fixed_rows = step.rows if fixed else None
+    for span in step.spans:
         first_row = len(ids)
-        ids += span.row_tokens
+        ids += span.tokens
         positions += _positions(span)
-        slots += [_slot(span.sequence.block_table, span.start + i, block_size) for i in range(span.num_rows)]
+        slots += [_slot(span.block_table, span.start + i, block_size) for i in range(span.num_rows)]
         logit_rows += range(first_row + span.num_rows - span.num_logits, first_row + span.num_rows)
         groups += _row_groups(span, first_row, fixed_rows, block_size)
-    padding = plan.rows - len(ids)
+    padding = step.rows - len(ids)
     scratch = SCRATCH_BLOCK * block_size
     return Batch(
         input_ids=torch.tensor([ids + [0] * padding], device=device),
@@ -80,27 +147,27 @@ def group_to(group: RowGroup, device: torch.device) -> RowGroup:
     return RowGroup(group.begin, group.end, group.padded_rows, group.key_slots.to(device), group.visible.to(device))
 
 
-def _slot(table: list[int], index: int, block_size: int) -> int:
+def _slot(table: Sequence[int], index: int, block_size: int) -> int:
     return table[index // block_size] * block_size + index % block_size
 
 
-def _positions(span: Span) -> list[int]:
+def _positions(span: SpanRows) -> list[int]:
     """Rotary positions: committed rows at their index, a draft token one past its parent."""
-    positions = list(range(span.start, span.start + span.num_catch_up))
+    positions = list(range(span.start, span.start + span.num_committed))
     depth: list[int] = []
-    for parent in span.proposal.parents if span.proposal else ():
+    for parent in span.parents:
         depth.append(depth[parent] + 1 if parent >= 0 else 1)
     return positions + [positions[-1] + d for d in depth]
 
 
-def _row_groups(span: Span, first_row: int, fixed_rows: int | None, block_size: int) -> Iterator[RowGroup]:
+def _row_groups(span: SpanRows, first_row: int, fixed_rows: int | None, block_size: int) -> Iterator[RowGroup]:
     """One group per span; in reproducible mode one per padded key count, which must depend on the row alone.
 
     A CPU attention kernel sums over keys in an order that depends on their number (measured: 23 of 300 trials differ
     in the last bit when 64 more masked keys follow), so a row always sees round_up(own index + 1, KEY_MULTIPLE) keys.
     """
     last = span.start + span.num_rows
-    table = torch.tensor(span.sequence.block_table + [SCRATCH_BLOCK] * (KEY_MULTIPLE // block_size + 1))
+    table = torch.tensor([*span.block_table, *[SCRATCH_BLOCK] * (KEY_MULTIPLE // block_size + 1)])
     for num_keys, rows in groupby(
         range(span.num_rows), key=lambda i: _round_up(span.start + i + 1) if fixed_rows else _round_up(last)
     ):
@@ -117,19 +184,19 @@ def _round_up(count: int) -> int:
     return -(-count // KEY_MULTIPLE) * KEY_MULTIPLE
 
 
-def _visible(span: Span, members: list[int], index: torch.Tensor) -> torch.Tensor:
+def _visible(span: SpanRows, members: list[int], index: torch.Tensor) -> torch.Tensor:
     """bool [len(members), num_keys]: causal for committed rows and chains; a tree's node sees its ancestors only."""
     own = torch.tensor([span.start + i for i in members])
     visible = index[None, :] <= own[:, None]
-    if span.proposal is None or span.proposal.is_chain:
+    if span.parents == chain_parents(len(span.parents)):
         return visible
-    base = span.start + span.num_catch_up
+    base = span.start + span.num_committed
     for row, i in enumerate(members):
-        node = i - span.num_catch_up
+        node = i - span.num_committed
         if node < 0:
             continue
         visible[row] = index < base
         while node >= 0:
             visible[row, base + node] = True
-            node = span.proposal.parents[node]
+            node = span.parents[node]
     return visible

@@ -15,22 +15,29 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
 
-from engine.errors import ModelNotFound, PairMismatch
+from engine.errors import InvalidArgument, ModelNotFound, PairMismatch
 from engine.linear import PackedLinear, pack_linears, packing_pays
+from engine.memory import SIZE_FIELD, ModelSizes
 from engine.model import ATTENTION_NAME, LanguageModel, ModelShape
+from engine.parallel import TensorParallel
 from engine.settings import EngineSettings
+from engine.shards import plain_linear, use_local_layers
 
 PACK_ROWS = 8
 
 
-def load_model(settings: EngineSettings, target_path: Path | None = None) -> LanguageModel:
-    """Loads `settings.model_path`.
+def load_model(
+    settings: EngineSettings, target_path: Path | None = None, parallel: TensorParallel | None = None
+) -> LanguageModel:
+    """Loads `settings.model_path`, or this rank's part of it.
 
     Args:
         settings: where from, dtype, device, threads.
         target_path: the target's folder, needed by a distilled draft for the shared embedding.
+        parallel: the group that a Hugging Face folder is spread over.
 
     Raises:
+        InvalidArgument: the model cannot be cut into so many parts.
         ModelNotFound: the folder or a file in it is missing.
         PairMismatch: a distilled draft whose width or vocabulary is not the target's.
     """
@@ -40,7 +47,7 @@ def load_model(settings: EngineSettings, target_path: Path | None = None) -> Lan
         if target_path is None:
             raise ModelNotFound(f"{settings.model_path}: a distilled draft needs its target's folder for the embedding")
         return _load_distilled(settings, target_path)
-    return _load_folder(settings)
+    return _load_folder(settings) if parallel is None else _load_part(settings, parallel)
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
@@ -67,30 +74,52 @@ def model_shape(config: Any, generation_eos: int | list[int] | None = None) -> M
 
 
 def _load_folder(settings: EngineSettings) -> LanguageModel:
+    model = _from_pretrained(settings)
+    model = model.to(torch.device(settings.device)).eval()
+    decoder, head = model.get_decoder(), model.get_output_embeddings()
+    pack_linears(decoder, PACK_ROWS)
+    return LanguageModel(decoder, _packed_head(head.weight, head.bias), _shape_of(model))
+
+
+def _load_part(settings: EngineSettings, parallel: TensorParallel) -> LanguageModel:
+    from transformers import AutoConfig
+    from transformers.distributed.configuration_utils import DistributedConfig
+
+    ModelSizes.of(AutoConfig.from_pretrained(settings.model_path)).check_divides(parallel.size)
+    with parallel.together("loading"):
+        model = _from_pretrained(
+            settings, distributed_config=DistributedConfig(tp_size=parallel.size, tp_plan="auto")
+        ).eval()
+    if model.device.type != torch.device(settings.device).type:
+        # transformers takes the machine's accelerator, if there is one, whatever is asked for.
+        raise InvalidArgument("target.device", settings.device, f"{model.device.type} with {SIZE_FIELD} above 1")
+    use_local_layers(model, parallel, reproducible=settings.shapes is not None)
+    for part in (decoder := model.get_decoder(), head := model.get_output_embeddings()):
+        pack_linears(part, PACK_ROWS)
+    return LanguageModel(decoder, head, _shape_of(model).part(parallel.size))
+
+
+def _from_pretrained(settings: EngineSettings, **distributed: Any) -> Any:
     from transformers import AutoModelForCausalLM
 
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            settings.model_path, dtype=getattr(torch, settings.dtype), attn_implementation=ATTENTION_NAME
+        return AutoModelForCausalLM.from_pretrained(
+            settings.model_path,
+            dtype=getattr(torch, settings.dtype),
+            attn_implementation=ATTENTION_NAME,
+            **distributed,
         )
     except OSError as error:
         raise ModelNotFound(f"{settings.model_path}: {error}") from error
-    model = model.to(torch.device(settings.device)).eval()
+
+
+def _shape_of(model: Any) -> ModelShape:
     generation = model.generation_config
-    shape = model_shape(model.config, generation.eos_token_id if generation else None)
-    decoder, head = model.get_decoder(), model.get_output_embeddings()
-    pack_linears(decoder, PACK_ROWS)
-    return LanguageModel(decoder, _packed_head(head.weight, head.bias), shape)
+    return model_shape(model.config, generation.eos_token_id if generation else None)
 
 
 def _packed_head(weight: torch.Tensor, bias: torch.Tensor | None = None) -> nn.Module:
-    if packing_pays(weight):
-        return PackedLinear(weight, bias, PACK_ROWS)
-    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
-    linear.weight = nn.Parameter(weight.detach(), requires_grad=False)
-    if bias is not None:
-        linear.bias = nn.Parameter(bias.detach(), requires_grad=False)
-    return linear
+    return PackedLinear(weight, bias, PACK_ROWS) if packing_pays(weight) else plain_linear(weight, bias)
 
 
 def _load_distilled(settings: EngineSettings, target_path: Path) -> LanguageModel:

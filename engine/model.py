@@ -7,7 +7,7 @@ paged attention in a keyword argument that model code passes through.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -42,7 +42,7 @@ AttentionInterface.register(ATTENTION_NAME, _paged_attention)
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """What the KV cache and the attention need to know of a model."""
+    """What the KV cache and the attention need to know of a model, or of one rank's part of it."""
 
     num_layers: int
     num_heads: int
@@ -51,6 +51,10 @@ class ModelShape:
     vocab_size: int
     max_context_length: int
     eos_token_ids: tuple[int, ...]
+
+    def part(self, size: int) -> ModelShape:
+        """Of one of `size` ranks, each with its own heads; `size` divides them."""
+        return replace(self, num_heads=self.num_heads // size, num_kv_heads=self.num_kv_heads // size)
 
 
 class LanguageModel:

@@ -1,4 +1,7 @@
-"""Owns one device: model, KV cache, block pool and row budget, and runs planned forwards on them."""
+"""Owns one device: model, KV cache, block pool and row budget, and runs planned forwards on them.
+
+In a tensor-parallel group every rank has an Executor; rank 0's Runner plans, and tells the others each step.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,12 @@ from collections.abc import Sequence as Listed
 import torch
 
 from engine.attention import choose_attention
-from engine.batch import build_batch
+from engine.batch import StepRows, build_batch
 from engine.blocks import BlockPool
 from engine.info import EngineInfo
 from engine.kv_cache import KVCache
 from engine.model import LanguageModel
+from engine.parallel import TensorParallel
 from engine.planner import Demand, Kind, RowBudget, StepPlan, plan_step
 from engine.sequence import Sequence
 from engine.settings import EngineSettings
@@ -25,22 +29,18 @@ PARKED_AFTER_S = 1.0
 CPU_ROW_MULTIPLE = 4  # on CPU a one-row bf16 product is no faster than a four-row one
 
 
-class Runner:
-    """Plans and runs forwards for whoever holds the sequences.
+class Executor:
+    """A model, or one rank's part of it, with its KV cache.
 
     Args:
         settings: sizes and shapes.
-        model: the loaded model.
-        clock: seconds, monotonic.
+        model: the loaded model; its shape says which heads are here.
     """
 
-    def __init__(
-        self, settings: EngineSettings, model: LanguageModel, clock: Callable[[], float] = time.perf_counter
-    ) -> None:
+    def __init__(self, settings: EngineSettings, model: LanguageModel) -> None:
         shape = model.shape
-        self.settings, self.model, self._clock = settings, model, clock
+        self._settings, self.model = settings, model
         self.device = torch.device(settings.device)
-        self.pool = BlockPool(settings.num_blocks, settings.block_size)
         self.cache = KVCache(
             shape.num_layers,
             settings.num_blocks * settings.block_size,
@@ -51,7 +51,38 @@ class Runner:
         )
         self.attention, self._attend = choose_attention(settings.attention, self.device, shape.num_heads)
         _log.info("%s: attention %s, %d KV blocks", settings.model_name, self.attention, settings.num_blocks)
-        pad_to = CPU_ROW_MULTIPLE if self.device.type == "cpu" else 1
+
+    def forward(self, step: StepRows) -> torch.Tensor:
+        """Logits of the wanted rows, span by span, [n, head_vocab]; they are there when it returns."""
+        shapes = self._settings.shapes
+        batch = build_batch(step, self._settings.block_size, self.device, fixed=shapes is not None)
+        logits = self.model.forward(batch, self.cache, self._attend, shapes.generated_rows if shapes else None)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return logits
+
+
+class Runner:
+    """Plans and runs forwards for whoever holds the sequences.
+
+    Args:
+        settings: sizes and shapes.
+        model: the loaded model.
+        clock: seconds, monotonic.
+        parallel: the group this process leads, if the model is spread over one.
+    """
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        model: LanguageModel,
+        clock: Callable[[], float] = time.perf_counter,
+        parallel: TensorParallel | None = None,
+    ) -> None:
+        self.settings, self.model, self._clock, self._parallel = settings, model, clock, parallel
+        self._executor = Executor(settings, model)
+        self.pool = BlockPool(settings.num_blocks, settings.block_size)
+        pad_to = CPU_ROW_MULTIPLE if self._executor.device.type == "cpu" else 1
         self.budget = RowBudget(settings.max_num_batched_tokens, settings.shapes, pad_to)
         self._last_kind = Kind.GENERATED
         self.forwards, self.forward_s = 0, 0.0
@@ -97,13 +128,13 @@ class Runner:
         return plan_step(demands, self.budget, self.pool, dict(ranking), last_kind=self._last_kind)
 
     def forward(self, plan: StepPlan) -> tuple[torch.Tensor, float]:
-        """Logits of the plan's wanted rows, span by span, and the seconds it took."""
+        """Logits of the plan's wanted rows, span by span, and the seconds it took.
+
+        Raises:
+            Unavailable: another rank of the group is gone or hangs.
+        """
         began = self._clock()
-        batch = build_batch(plan, self.budget, self.settings.block_size, self.device)
-        shapes = self.settings.shapes
-        logits = self.model.forward(batch, self.cache, self._attend, shapes.generated_rows if shapes else None)
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        logits = self._execute(StepRows.of(plan))
         ended = self._clock()
         seconds = ended - began
         for span in plan.spans:
@@ -112,3 +143,10 @@ class Runner:
         self.forwards += 1
         self.forward_s += seconds
         return logits, seconds
+
+    def _execute(self, step: StepRows) -> torch.Tensor:
+        if self._parallel is None:
+            return self._executor.forward(step)
+        with self._parallel.together("forward"):
+            self._parallel.send_step(step.packed())
+            return self._executor.forward(step)

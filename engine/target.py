@@ -17,6 +17,7 @@ from engine.errors import EngineFault, InvalidArgument, OutriderError, Overloade
 from engine.info import EngineInfo
 from engine.judge import Judgement, judge
 from engine.loading import load_model
+from engine.parallel import TensorParallel
 from engine.planner import Demand, Span
 from engine.proposal import FinishReason, Proposal, State, Verdict
 from engine.runner import Runner
@@ -300,6 +301,18 @@ class Timing:
     rows: int
 
 
-def build_target_engine(settings: EngineSettings) -> TargetEngine:
-    """Loads the model and makes the engine. Raises ModelNotFound."""
-    return TargetEngine(Runner(settings, load_model(settings)), settings.seed)
+def build_target_engine(settings: EngineSettings, parallel: TensorParallel | None = None) -> TargetEngine:
+    """Loads the model and makes the engine.
+
+    Args:
+        settings: of the engine.
+        parallel: the group that this process, as rank 0, leads; the others are in engine.follower.follow.
+
+    Raises:
+        InvalidArgument, ModelNotFound: as load_model.
+        Unavailable: a rank of the group is gone.
+    """
+    runner = Runner(settings, load_model(settings, parallel=parallel), parallel=parallel)
+    if parallel is not None:
+        parallel.wait_until_loaded()
+    return TargetEngine(runner, settings.seed)

@@ -12,13 +12,15 @@ from ray.serve import Application, Deployment
 from ray.serve.config import HTTPOptions, gRPCOptions
 from ray.serve.schema import LoggingConfig
 
-from deployments.config import Engine, OutriderConfig, Server
+from deployments.config import Engine, OutriderConfig, Server, Target
 from deployments.config_file import load_config
 from deployments.ingress import RouterDeployment
 from deployments.replicas import DraftDeployment, TargetDeployment
 
 APPLICATION = "outrider"
 SERVICER = "deployments.ingress.add_generation_to_server"
+HUNG_AFTER_S = 10.0
+"""A replica whose event loop does not answer for so long, three times in a row, is replaced."""
 _REFUSAL_MARGIN = 64
 """Calls that Serve lets in beyond what the router queues, so that it is the router that refuses, with a retry hint."""
 
@@ -30,7 +32,7 @@ def build(arguments: dict[str, Any]) -> Application:
 
 def build_app(config: OutriderConfig) -> Application:
     """Target, draft and router, the router bound to the others."""
-    peers = {"target": _engine("Target", TargetDeployment, config.target).bind(config)}
+    peers = {"target": _engine("Target", TargetDeployment, config.target, **_group(config.target)).bind(config)}
     if config.draft.enabled:
         peers["draft"] = _engine("Draft", DraftDeployment, config.draft).bind(config)
     router = _deployment(
@@ -44,14 +46,24 @@ def build_app(config: OutriderConfig) -> Application:
     return router.bind(config, **peers)
 
 
-def _engine(name: str, kind: type, engine: Engine) -> Deployment:
-    return _deployment(name, kind, num_replicas=engine.num_replicas, ray_actor_options=engine.ray_actor_options)
+def _engine(name: str, kind: type, engine: Engine, **group: Any) -> Deployment:
+    return _deployment(
+        name, kind, num_replicas=engine.num_replicas, ray_actor_options=engine.ray_actor_options, **group
+    )
+
+
+def _group(target: Target) -> dict[str, Any]:
+    """A place for each rank of a copy; the replica itself, rank 0, takes the first."""
+    if target.tensor_parallel_size == 1:
+        return {}
+    bundles = [target.rank_resources] * target.tensor_parallel_size
+    return {"placement_group_bundles": bundles, "placement_group_strategy": target.placement_strategy}
 
 
 def _deployment(name: str, kind: type, **options: Any) -> Deployment:
     made = cast(Deployment, serve.deployment(kind, name=name))
     quiet = LoggingConfig(enable_access_log=False)  # a line for each call costs more than routing it
-    return made.options(health_check_period_s=2.0, health_check_timeout_s=30.0, logging_config=quiet, **options)
+    return made.options(health_check_period_s=2.0, health_check_timeout_s=HUNG_AFTER_S, logging_config=quiet, **options)
 
 
 def start_serve(server: Server) -> None:

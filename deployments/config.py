@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Dtype = Literal["bfloat16", "float16", "float32"]
 DrafterName = Literal["draft_model", "ngram"]
@@ -29,7 +29,7 @@ class KVCache(Section):
     num_blocks: Annotated[int, Field(ge=2)] | None = None
     """Blocks in the pool. Exactly one of num_blocks and memory_gib is given."""
     memory_gib: Annotated[float, Field(gt=0.0)] | None = None
-    """Memory for keys and values in GiB; the number of blocks follows from the model's shape."""
+    """Memory for keys and values on each device, in GiB; the number of blocks follows from the model's shape."""
     block_size: Literal[8, 16, 32, 64, 128] = 16
     """Tokens per block."""
 
@@ -88,14 +88,27 @@ class Target(Engine):
     model: str = "smollm2-135m-instruct"
     """Hugging Face folder, or a built-in model's name."""
     tensor_parallel_size: Count = 1
-    """GPUs one copy is spread over. This release serves a target from one device."""
+    """Devices one copy is spread over. Each has a process of its own, which asks Ray for `ray_actor_options`."""
+    placement_strategy: Literal["STRICT_PACK", "PACK", "SPREAD", "STRICT_SPREAD"] = "STRICT_PACK"
+    """How Ray places the processes of one copy; STRICT_PACK keeps them on one node."""
+    collective_timeout_s: Annotated[float, Field(gt=0.0)] = 20.0
+    """Seconds after which a process that keeps the others of its copy waiting counts as hung; the copy is rebuilt."""
 
-    @field_validator("tensor_parallel_size")
-    @classmethod
-    def _one_device(cls, value: int) -> int:
-        if value != 1:
-            raise ValueError("this release serves a target from one device, so only 1 is possible")
-        return value
+    @property
+    def rank_resources(self) -> dict[str, float]:
+        """What one of the processes takes, by Ray's names; its bundle in the placement group."""
+        options = self.ray_actor_options
+        asked = {"CPU": options.get("num_cpus", 1), "GPU": options.get("num_gpus", 0), **options.get("resources", {})}
+        return {name: float(amount) for name, amount in asked.items() if amount}
+
+    @model_validator(mode="after")
+    def _ranks_take_something(self) -> Self:
+        if self.tensor_parallel_size > 1 and not self.rank_resources:
+            raise ValueError(
+                f"ray_actor_options asks for nothing, but each of the {self.tensor_parallel_size} processes of a "
+                "target needs a place: give num_gpus, num_cpus or resources"
+            )
+        return self
 
 
 class Draft(Engine):
@@ -138,6 +151,9 @@ class Router(Section):
     """Requests that may wait for a place; more are refused with RESOURCE_EXHAUSTED."""
     peer_refresh_s: Annotated[float, Field(gt=0.0)] = 2.0
     """Seconds between two looks at which draft and target replicas are alive."""
+    failover_wait_s: Annotated[float, Field(ge=0.0)] = 60.0
+    """Seconds a request waits for a target where none is there, or its own was lost and none is left; never past its
+    deadline. Then it fails with UNAVAILABLE; 0 does not wait. Longer than a target takes to restart is right."""
     drain_s: Annotated[float, Field(ge=0.0)] = 120.0
     """Seconds a router that is being replaced gets to finish its requests."""
     ray_actor_options: dict[str, Any] = Field(default_factory=lambda: {"num_cpus": 0})

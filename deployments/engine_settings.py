@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from deployments.config import Draft, Engine, OutriderConfig
+from deployments.config import Engine, OutriderConfig, Target
 from deployments.config_file import ConfigError
 from deployments.models import resolve_model
 from deployments.pairs import check_pair, read_config
@@ -62,10 +62,11 @@ def _num_blocks(engine: Engine, folder: Path) -> int:
     if cache.num_blocks is not None:
         return cache.num_blocks
     assert cache.memory_gib is not None  # KVCache's own rule: exactly one of the two
-    block_bytes = kv_bytes_per_token(read_config(folder), _BYTES[engine.dtype]) * cache.block_size
+    ranks = engine.tensor_parallel_size if isinstance(engine, Target) else 1
+    block_bytes = kv_bytes_per_token(read_config(folder), _BYTES[engine.dtype]) * cache.block_size / ranks
     blocks = int(cache.memory_gib * 2**30 // block_bytes)
     if blocks < 2:
-        section = "draft" if isinstance(engine, Draft) else "target"
+        section = "target" if isinstance(engine, Target) else "draft"
         raise ConfigError(
             f"{section}.kv_cache.memory_gib: {cache.memory_gib} GiB is less than the two blocks that are the least; "
             f"one block of {cache.block_size} tokens of {engine.model} takes {block_bytes / 2**30:.4f} GiB"

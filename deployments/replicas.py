@@ -1,6 +1,7 @@
 """Owns the two engine deployments: each replica is one engine on one thread behind a gRPC server of its own.
 
 Serve starts, watches and restarts them; no request passes through Serve. Routers learn the address from `endpoint`.
+A target spread over several devices is one replica all the same: rank 0, with followers that live and die with it.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -16,8 +18,10 @@ import ray
 from cluster.discovery import Endpoint
 from deployments.config import OutriderConfig
 from deployments.engine_settings import draft_settings, target_settings
+from deployments.memory import target_memory
 from engine.errors import OutriderError, Unavailable
 from engine.loop import EngineLoop, draft_loop, target_loop
+from engine.ports import TargetEngine
 from rpc.servers import EngineServicer, serve_engine
 from rpc.servicers import DraftingServicer, VerificationServicer
 from rpc.tracing import setup_tracing, shutdown_tracing
@@ -31,12 +35,13 @@ STOP_GRACE_S = 5.0
 
 
 class _EngineReplica:
-    """What target and draft replicas share: their server, its address, and their health."""
+    """What target and draft replicas share: their server, its address, their health, and their end."""
 
     async def _serve(self, servicer: EngineServicer, host: str) -> None:
         self._loop: EngineLoop[Any, Any] = servicer.loop
         self._loop.start()
         self._server = await serve_engine(servicer, host=listen_host(host))
+        self._watching = asyncio.create_task(self._end_with_engine())
 
     def endpoint(self) -> Endpoint:
         """Where this replica's own server listens, and what its engine says of itself."""
@@ -51,6 +56,9 @@ class _EngineReplica:
         """Raises if block accounting and sessions disagree."""
         await self._loop.call(lambda engine: engine.check_integrity())
 
+    async def _end_with_engine(self) -> None:
+        _end_process(str(await self._loop.failure()))
+
     async def __del__(self) -> None:
         if hasattr(self, "_server"):
             await self._server.stop(STOP_GRACE_S)
@@ -59,14 +67,43 @@ class _EngineReplica:
 
 
 class TargetDeployment(_EngineReplica):
-    """One copy of the target."""
+    """One copy of the target, on one device or as the first rank of a group."""
 
     async def __init__(self, config: OutriderConfig) -> None:  # type: ignore[misc]  # Serve awaits it
+        setup_tracing("outrider-target")
+        self._lost = ""
+        engine = await _built(lambda: self._build(config))
+        await self._serve(VerificationServicer(target_loop(engine)), config.server.host)
+        if self._lost:
+            _end_process(self._lost)
+
+    def _build(self, config: OutriderConfig) -> TargetEngine:
         from engine.target import build_target_engine
 
-        setup_tracing("outrider-target")
-        engine = await _built(lambda: build_target_engine(target_settings(config)))
-        await self._serve(VerificationServicer(target_loop(engine)), config.server.host)
+        settings, size = target_settings(config), config.target.tensor_parallel_size
+        for rank in target_memory(config):
+            _log.info("memory in bytes: %s", rank)
+        if size == 1:
+            return build_target_engine(settings)
+        from cluster.followers import Followers
+        from engine.parallel import Rendezvous, join
+
+        rendezvous = Rendezvous(ray.util.get_node_ip_address(), size, config.target.collective_timeout_s)
+        places = [rendezvous.place(rank) for rank in range(size)]
+        self._followers = Followers(settings, places[1:], config.target.ray_actor_options, self._lost_rank)
+        try:
+            return build_target_engine(settings, join(places[0], settings.device, rendezvous))
+        except Exception as error:
+            self._followers.close()
+            if self._lost:
+                raise OutriderError(self._lost) from error
+            raise
+
+    def _lost_rank(self, why: str) -> None:
+        """A group is rebuilt as a whole. While it forms, the collective that waits for the rank fails and says why."""
+        self._lost = why
+        if hasattr(self, "_server"):
+            _end_process(why)
 
 
 class DraftDeployment(_EngineReplica):
@@ -78,6 +115,16 @@ class DraftDeployment(_EngineReplica):
         setup_tracing("outrider-draft")
         engine = await _built(lambda: build_draft_engine(draft_settings(config)))
         await self._serve(DraftingServicer(draft_loop(engine)), config.server.host)
+
+
+def _end_process(why: str) -> None:
+    """Ends this replica at once: Serve sees a dead process immediately, and an unhealthy one after several checks.
+
+    Routers go on elsewhere as soon as its connections close; followers die with their owner.
+    """
+    _log.critical("this replica ends: %s", why)
+    logging.shutdown()
+    os._exit(1)
 
 
 async def _built(build: Callable[[], EngineT]) -> EngineT:

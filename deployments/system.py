@@ -15,8 +15,9 @@ from cluster.local import LocalCluster, port_in_use, running
 from deployments.client import CallFailed, Client
 from deployments.config import Engine, OutriderConfig, Router
 from deployments.config_file import ConfigError
-from deployments.console import stage
-from deployments.engine_settings import draft_settings, target_settings
+from deployments.console import err, stage
+from deployments.engine_settings import draft_settings
+from deployments.memory import memory_table, target_memory
 from engine.errors import Unavailable
 
 READY_TIMEOUT_S = 60.0
@@ -28,7 +29,7 @@ def local_system(config: OutriderConfig) -> Iterator[str]:
     """Runs everything `config` asks for on this machine; yields the address of the public API once it answers.
 
     Raises:
-        ModelNotFound, PairMismatch, ConfigError: before anything is started.
+        ModelNotFound, PairMismatch, ConfigError, InvalidArgument: before anything is started.
         Unavailable: a deployment did not come up.
     """
     prepare(config)
@@ -43,19 +44,20 @@ def local_system(config: OutriderConfig) -> Iterator[str]:
 
 
 def prepare(config: OutriderConfig) -> None:
-    """Everything that can be wrong without a cluster: models are fetched, the pair is checked, the ports are free."""
-    target_settings(config)
+    """Everything that can be wrong without a cluster: models, the pair, memory, ports. Shows where memory will go."""
+    ranks = target_memory(config, config.target.num_replicas)
     if config.draft.enabled:
         draft_settings(config)
     for name in ("grpc_port", "http_port"):
         port = getattr(config.server, name)
         if port_in_use(port):
             raise ConfigError(f"server.{name}: something listens on {port} already")
+    err.print(memory_table(ranks))
 
 
 def _logical_cpus(config: OutriderConfig) -> int:
     """Ray places by logical CPUs; a small machine runs all replicas of a demo all the same."""
-    parts: list[Engine | Router] = [config.target, config.router]
+    parts: list[Engine | Router] = [config.router, *[config.target] * config.target.tensor_parallel_size]
     if config.draft.enabled:
         parts.append(config.draft)
     wanted = sum(part.num_replicas * float(part.ray_actor_options.get("num_cpus", 1)) for part in parts)

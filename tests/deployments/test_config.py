@@ -44,7 +44,11 @@ def test_an_empty_file_is_the_defaults(tmp_path: Path) -> None:
         ("target: {kv_cache: {num_block: 4}}", "target.kv_cache.num_block: unknown key; did you mean `num_blocks`?"),
         ("target: {threads: many}", "target.threads: input should be a valid integer"),
         ("target: {threads: 0}", "target.threads: input should be greater than or equal to 1, found 0"),
-        ("target: {tensor_parallel_size: 4}", "target.tensor_parallel_size: this release serves a target from one"),
+        ("target: {tensor_parallel_size: 0}", "target.tensor_parallel_size: input should be greater than or equal to"),
+        (
+            "target: {tensor_parallel_size: 4, ray_actor_options: {num_cpus: 0}}",
+            "target: ray_actor_options asks for nothing, but each of the 4 processes",
+        ),
         ("target: {kv_cache: {block_size: 16}}", "target.kv_cache: give exactly one of num_blocks and memory_gib"),
         ("speculation: {drafters: [medusa]}", "speculation.drafters.0: input should be 'draft_model' or 'ngram'"),
         ("speculation: {max_draft_tokens: 8}", "speculation.max_draft_tokens is 8, but target.reproducible"),

@@ -16,7 +16,7 @@ say = @printf '\033[1m==> %s\033[0m\n' "$(1)"
 export OMP_NUM_THREADS ?= 1
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help setup demo test format lint types imports stubs pytest proto bench lock clean
+.PHONY: help setup demo test format lint types imports stubs pytest proto bench soak lock clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -67,6 +67,10 @@ stubs: setup  ## are the committed gRPC stubs those of proto/?
 pytest: setup
 	$(call say,pytest)
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+soak: setup  ## 20 minutes of load and faults, then the books
+	$(call say,soak)
+	@SOAK_SECONDS=1200 $(BIN)/python -m pytest -s tests/chaos/test_soak.py
 
 protoc = $(BIN)/python -m grpc_tools.protoc -Irpc/pb=proto --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) proto/*.proto
 

@@ -21,7 +21,7 @@ APPLICATION = "outrider"
 SERVICER = "deployments.ingress.add_generation_to_server"
 HUNG_AFTER_S = 10.0
 """A replica whose event loop does not answer for so long, three times in a row, is replaced."""
-_REFUSAL_MARGIN = 64
+_REFUSAL_MARGIN = 4096
 """Calls that Serve lets in beyond what the router queues, so that it is the router that refuses, with a retry hint."""
 
 

@@ -1,9 +1,15 @@
-"""Owns a caller's side of the public API: requests from plain values, replies gathered into one result."""
+"""Owns a caller's side of the public API: requests from plain values, replies gathered into one result.
+
+A stream that breaks because a server died is resumed behind what it has delivered: nobody who reads the text notices.
+"""
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -11,24 +17,21 @@ from typing import Any, Self
 import grpc
 
 from deployments.models import home
-from engine.errors import OutriderError
+from deployments.resuming import RESUME_FOR_S, CallFailed, NothingAnswers, Patience
+from rpc.errors import RETRY_TRAILER
 from rpc.pb import generation_pb2 as pb
 from rpc.pb import generation_pb2_grpc as pb_grpc
 
+__all__ = ["DEFAULT_ADDRESS", "Ask", "CallFailed", "Client", "Result", "address_note", "default_address"]
+
 DEFAULT_ADDRESS = "127.0.0.1:9000"
-_UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
-
-
-class CallFailed(OutriderError):
-    """A call to the server failed; the message is the server's own, or says that nothing answers.
-
-    Args:
-        code: gRPC status code.
-    """
-
-    def __init__(self, message: str, code: grpc.StatusCode) -> None:
-        self.code = code
-        super().__init__(message)
+_OPTIONS = [
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.initial_reconnect_backoff_ms", 100),  # a server that restarts is found within a second of its return
+    ("grpc.min_reconnect_backoff_ms", 1_000),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +75,12 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A finished request: all its text and ids, and what the server said at the end."""
+    """A finished request: all its text and ids, what the server said at the end, and how often it was resumed."""
 
     text: str
     token_ids: tuple[int, ...]
     complete: pb.Complete
+    resumes: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         """The object that `outrider generate --json` prints."""
@@ -98,6 +102,8 @@ class Result:
                 "itl_ms_p95": round(timing.itl_ms_p95, 3),
                 "router_ms_p50": round(timing.router_ms_p50, 3),
             },
+            "failovers": self.complete.failovers,
+            "resumes": self.resumes,
         }
 
 
@@ -140,16 +146,72 @@ def address_note() -> Any:
     return home() / "address"
 
 
+class Stream:
+    """The replies to one request, each once, over as many calls as it takes. Iterate once; `cancel` to end early.
+
+    Attributes:
+        token_ids: delivered so far.
+        resumes: calls after the first.
+    """
+
+    def __init__(self, client: Client, ask: Ask, patience: Patience, timeout_s: float | None) -> None:
+        self._client, self._ask, self._patience = client, ask, patience
+        self._give_up_at = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        self._call: Any = None
+        self.token_ids: list[int] = []
+        self.resumes = 0
+
+    def __iter__(self) -> Iterator[pb.GenerateResponse]:
+        """Deltas, then one message with `complete`. Raises CallFailed."""
+        while True:
+            try:
+                yield from self._one_call()
+            except CallFailed as failure:
+                pause_s = self._patience.pause_s(failure, self.resumes + 1, len(self.token_ids))
+                if pause_s is None:
+                    raise
+            else:
+                return
+            time.sleep(max(0.0, min(pause_s, self._time_left_s)))
+            self.resumes += 1
+
+    def cancel(self) -> None:
+        if self._call is not None:
+            self._call.cancel()
+
+    def _one_call(self) -> Iterator[pb.GenerateResponse]:
+        """What is still missing, as far as one call gets."""
+        request = self._ask.to_pb()
+        request.resume_from.extend(self.token_ids)
+        try:
+            self._call = self._client.call(request, None if self._give_up_at == math.inf else self._time_left_s)
+            for response in self._call:
+                self.token_ids += response.delta.token_ids
+                yield response
+                if response.HasField("complete"):
+                    return
+        except grpc.RpcError as error:
+            raise self._client.failure(error) from error
+        finally:
+            self.cancel()
+        raise CallFailed("the server ended the stream without a final message", grpc.StatusCode.DATA_LOSS)
+
+    @property
+    def _time_left_s(self) -> float:
+        return max(0.0, self._give_up_at - time.monotonic())
+
+
 class Client:
     """A connection to one server. Use it in a `with` block.
 
     Args:
         address: host:port of the public gRPC API.
+        resume_for_s: seconds without a new token for which a request whose server went away is resumed; 0 never.
     """
 
-    def __init__(self, address: str) -> None:
-        self.address = address
-        self._channel = grpc.insecure_channel(address, options=_UNLIMITED)
+    def __init__(self, address: str, resume_for_s: float = RESUME_FOR_S) -> None:
+        self.address, self._resume_for_s = address, resume_for_s
+        self._channel = grpc.insecure_channel(address, options=_OPTIONS)
         self._stub = pb_grpc.GenerationStub(self._channel)
 
     def __enter__(self) -> Self:
@@ -161,21 +223,35 @@ class Client:
     def generate(
         self, ask: Ask, on_text: Callable[[str], object] = lambda _: None, timeout_s: float | None = None
     ) -> Result:
-        """Runs one request to its end, handing text to `on_text` as it comes. Raises CallFailed."""
-        text, token_ids = list[str](), list[int]()
-        call = self._stub.Generate(ask.to_pb(), timeout=timeout_s)
+        """Runs one request to its end, handing text to `on_text` as it comes, each piece once.
+
+        When the server goes away, the request is sent again with what it has delivered, and goes on behind that: to
+        the identical text if it is greedy or seeded, else to a fair draw.
+
+        Args:
+            timeout_s: seconds from now after which it fails, however often it was resumed; None never.
+
+        Raises:
+            CallFailed: the server refused or failed it, or was gone for too long.
+        """
+        stream, text = self.stream(ask, timeout_s), list[str]()
         try:
-            for response in call:
+            for response in stream:
                 if response.HasField("complete"):
-                    return Result("".join(text), tuple(token_ids), response.complete)
+                    return Result("".join(text), tuple(stream.token_ids), response.complete, stream.resumes)
                 text.append(response.delta.text)
-                token_ids += response.delta.token_ids
                 on_text(response.delta.text)
-        except grpc.RpcError as error:
-            raise self._failure(error) from error
         finally:
-            call.cancel()
-        raise CallFailed("the server ended the stream without a final message", grpc.StatusCode.DATA_LOSS)
+            stream.cancel()
+        raise AssertionError("a stream ends with its final message or raises")
+
+    def stream(self, ask: Ask, timeout_s: float | None = None) -> Stream:
+        """The replies one by one, as `generate` gathers them."""
+        return Stream(self, ask, Patience(self._resume_for_s, time.monotonic, random.random), timeout_s)
+
+    def call(self, request: pb.GenerateRequest, timeout_s: float | None) -> Any:
+        """One call, not resumed: an iterator of responses that raises grpc.RpcError."""
+        return self._stub.Generate(request, timeout=timeout_s)
 
     def model_info(self, timeout_s: float = 10.0) -> pb.GetModelInfoResponse:
         """What is served. Raises CallFailed."""
@@ -183,10 +259,13 @@ class Client:
             info: pb.GetModelInfoResponse = self._stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=timeout_s)
             return info
         except grpc.RpcError as error:
-            raise self._failure(error) from error
+            raise self.failure(error) from error
 
-    def _failure(self, error: grpc.RpcError) -> CallFailed:
+    def failure(self, error: Any) -> CallFailed:
+        """What a call's RpcError means to a caller."""
         code, details = error.code(), error.details() or ""
         if code is grpc.StatusCode.UNAVAILABLE and "failed to connect" in details.lower():
-            details = f"nothing answers at {self.address}; `outrider serve --config demo` starts a server"
-        return CallFailed(details or code.name, code)
+            hint = "`outrider serve --config demo` starts a server"
+            return NothingAnswers(f"nothing answers at {self.address}; {hint}", code)
+        trailers: dict[str, str] = dict(error.trailing_metadata() or ())
+        return CallFailed(details or code.name, code, float(trailers.get(RETRY_TRAILER, 0.0)))

@@ -18,8 +18,9 @@ from deployments.metrics import RouterMetrics
 from deployments.models import resolve_model
 from deployments.peers import PeerKeeper
 from deployments.router_settings import router_config
-from engine.errors import OutriderError, Unavailable
-from router.peers import PeerSet
+from engine.errors import OutriderError
+from router.events import Delta
+from router.peers import PeerSet, Pool
 from router.service import Router
 from router.tokenizer import Tokenizer
 from router.translate import (
@@ -32,7 +33,7 @@ from router.translate import (
     tokenize_request,
 )
 from rpc.clients import DraftClient, TargetClient
-from rpc.errors import FIELD_TRAILER, RETRY_TRAILER, status_of
+from rpc.errors import DELIVERED_TRAILER, status_of, trailers_of
 from rpc.pb import generation_pb2 as pb
 from rpc.tracing import setup_tracing, shutdown_tracing
 
@@ -55,25 +56,32 @@ class RouterDeployment:
         peers, metrics = PeerSet(), RouterMetrics()
         tokenizer = Tokenizer(resolve_model(config.target.model))
         self._router = Router(tokenizer, peers, router_config(config), metrics)
-        period_s = config.router.peer_refresh_s
-        self._keepers: list[PeerKeeper[Any]] = [
-            PeerKeeper(target, peers.targets, TargetClient, partial(metrics.engines_seen, "target"), period_s)
-        ]
+        self._keepers: list[PeerKeeper[Any]] = []
+
+        def keep(kind: str, handle: DeploymentHandle[Any], pool: Pool[Any], client: type[Any]) -> None:
+            seen = partial(metrics.engines_seen, kind)
+            keeper: PeerKeeper[Any] = PeerKeeper(handle, pool, client, seen, config.router.peer_refresh_s)
+            pool.look = keeper.look_now
+            self._keepers.append(keeper)
+
+        keep("target", target, peers.targets, TargetClient)
         if draft is not None:
-            seen = partial(metrics.engines_seen, "draft")
-            self._keepers.append(PeerKeeper(draft, peers.drafts, DraftClient, seen, period_s))
+            keep("draft", draft, peers.drafts, DraftClient)
 
     async def Generate(  # noqa: N802
         self, request: pb.GenerateRequest | Unreadable, grpc_context: RayServegRPCContext
     ) -> AsyncIterator[pb.GenerateResponse]:
+        num_delivered = 0
         try:
             asked = generate_request(request, traceparent=grpc_context.traceparent() or "")
             request_id = asked.request_id or grpc_context.request_id() or ""
+            num_delivered = len(asked.resume_from)
             async with aclosing(self._router.generate(asked)) as events:
                 async for event in events:
                     yield event_message(request_id, event)
+                    num_delivered += len(event.token_ids) if isinstance(event, Delta) else 0
         except Exception as error:
-            self._fail(error, grpc_context)
+            _fail(error, grpc_context, num_delivered)
 
     async def GetModelInfo(  # noqa: N802
         self, request: pb.GetModelInfoRequest, grpc_context: RayServegRPCContext
@@ -81,7 +89,7 @@ class RouterDeployment:
         try:
             return model_info_message(self._router.get_model_info())
         except OutriderError as error:
-            self._fail(error, grpc_context)
+            _fail(error, grpc_context)
             return pb.GetModelInfoResponse()
 
     async def Tokenize(  # noqa: N802
@@ -92,29 +100,25 @@ class RouterDeployment:
             ids, tokens = await self._router.tokenize(given, add_special_tokens=add_special_tokens)
             return pb.TokenizeResponse(input_ids=ids, tokens=tokens)
         except Exception as error:
-            self._fail(error, grpc_context)
+            _fail(error, grpc_context)
             return pb.TokenizeResponse()
-
-    def _fail(self, error: Exception, context: RayServegRPCContext) -> None:
-        """Ends the call with the error's status. Returning, not raising, keeps Serve from adding words of its own."""
-        if isinstance(error, Unavailable):
-            for keeper in self._keepers:
-                keeper.look_now()
-        status = status_of(error)
-        context.set_code(status.code)
-        context.set_details(status.message)
-        trailers: list[tuple[str, str]] = []
-        if status.field:
-            trailers.append((FIELD_TRAILER, status.field.encode("ascii", "backslashreplace").decode()))
-        if status.retry_after_s:
-            trailers.append((RETRY_TRAILER, f"{status.retry_after_s:.3f}"))
-        if trailers:
-            context.set_trailing_metadata(trailers)
 
     async def __del__(self) -> None:
         for keeper in getattr(self, "_keepers", ()):
             await keeper.close()
         shutdown_tracing()
+
+
+def _fail(error: Exception, context: RayServegRPCContext, num_delivered: int = 0) -> None:
+    """Ends the call with the error's status. Returning, not raising, keeps Serve from adding words of its own."""
+    status = status_of(error)
+    context.set_code(status.code)
+    context.set_details(status.message)
+    trailers = trailers_of(status)
+    if num_delivered:
+        trailers.append((DELIVERED_TRAILER, str(num_delivered)))
+    if trailers:
+        context.set_trailing_metadata(trailers)
 
 
 def add_generation_to_server(servicer: Any, server: Any) -> None:

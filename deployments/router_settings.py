@@ -9,6 +9,7 @@ from router.acceptance import DRAFT_MODEL
 from router.policy import PolicyConfig
 from router.service import RouterConfig
 from router.speculation import SessionConfig
+from router.target_link import TargetLinkConfig
 
 
 def router_config(config: OutriderConfig) -> RouterConfig:
@@ -26,6 +27,7 @@ def router_config(config: OutriderConfig) -> RouterConfig:
             drafters=drafters if speculation.enabled else (),
             max_draft_tokens=speculation.max_draft_tokens,
             policy=policy,
+            target_link=TargetLinkConfig(failover_wait_s=config.router.failover_wait_s),
         ),
     )
 

@@ -45,14 +45,13 @@ def local_system(config: OutriderConfig) -> Iterator[str]:
 
 def prepare(config: OutriderConfig) -> None:
     """Everything that can be wrong without a cluster: models, the pair, memory, ports. Shows where memory will go."""
-    ranks = target_memory(config, config.target.num_replicas)
     if config.draft.enabled:
         draft_settings(config)
     for name in ("grpc_port", "http_port"):
         port = getattr(config.server, name)
         if port_in_use(port):
             raise ConfigError(f"server.{name}: something listens on {port} already")
-    err.print(memory_table(ranks))
+    err.print(memory_table(target_memory(config, config.target.num_replicas)))
 
 
 def _logical_cpus(config: OutriderConfig) -> int:

@@ -159,7 +159,10 @@ class _Model:
 
         if not (folder / "config.json").is_file():
             raise ModelNotFound(f"{folder / 'config.json'}: no such file; it tells the sizes of the model")
-        config = AutoConfig.from_pretrained(folder)
+        try:
+            config = AutoConfig.from_pretrained(folder)
+        except (OSError, ValueError) as error:
+            raise ModelNotFound(f"{folder / 'config.json'}: {str(error).splitlines()[0]}") from error
         plan = {**_MODEL_WIDE, **(config.get_text_config().base_model_tp_plan or {})}
         is_tied = bool(getattr(config.get_text_config(), "tie_word_embeddings", False))
         return cls(ModelSizes.of(config), dict(_tensors(folder)), plan, is_tied)

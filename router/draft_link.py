@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from engine.errors import OutriderError
+from engine.errors import OutriderError, Unavailable
 from engine.proposal import Proposal, State
 from engine.sampling import SamplingParams
 from router.acceptance import SpeculationTotals
@@ -71,6 +71,7 @@ class DraftLink:
         self._clock, self._config = clock, config
         self._session: DraftSession | None = None
         self._name = ""
+        self._port: DraftPort | None = None
         self._window = 0
         self._vocab_size = 0
         self._told = 0  # tokens of the true sequence the draft has been told
@@ -94,8 +95,8 @@ class DraftLink:
         self._written_off.add(base)
         try:
             self._session.advance(base, tokens[-1:], 1, traceparent=traceparent)
-        except OutriderError:
-            self._fail()
+        except OutriderError as error:
+            self._fail_with(error)
             return
         self._reader = asyncio.ensure_future(self._session.proposal())
 
@@ -131,8 +132,8 @@ class DraftLink:
             )
             self._told = len(tokens)
             proposal = await self._answer_for(base, timeout_s)
-        except OutriderError:
-            self._fail()
+        except OutriderError as error:
+            self._fail_with(error)
             return Answer(None, self._clock() - began, "failed")
         wait_s = self._clock() - began
         if proposal is None:
@@ -157,20 +158,22 @@ class DraftLink:
             return True
         if self._clock() < self._retry_at:
             return False
+        # By load alone, unlike targets: a draft computes a prompt long before its target has, so a prefix found in
+        # its cache gains nothing, while a neighbour more may make its proposals late.
         picked = self._drafts.pick()
         if picked is None:
             return False
-        name, port = picked
+        self._name, self._port = picked
         try:
-            self._window = port.info.max_context_length
+            self._window = self._port.info.max_context_length
             if self._window <= len(tokens):
                 return True
-            self._session = port.open(tokens, self._sampling, traceparent=traceparent)
-        except OutriderError:
-            self._fail()
+            self._session = self._port.open(tokens, self._sampling, traceparent=traceparent)
+        except OutriderError as error:
+            self._fail_with(error)
             return False
-        self._name, self._told = name, len(tokens)
-        self._drafts.took(name)
+        self._told = len(tokens)
+        self._drafts.took(self._name)
         return True
 
     def _is_busy(self) -> bool:
@@ -190,8 +193,8 @@ class DraftLink:
         self._reader = None
         try:
             self._drop_stale(reader.result())
-        except OutriderError:
-            self._fail()
+        except OutriderError as error:
+            self._fail_with(error)
             return True
         return False
 
@@ -232,6 +235,12 @@ class DraftLink:
         self._malformed_streak += 1
         if self._malformed_streak >= self._config.max_malformed:
             self._fail()
+
+    def _fail_with(self, error: OutriderError) -> None:
+        """One that cannot be reached is not picked again, by any session, before it has been discovered anew."""
+        if isinstance(error, Unavailable) and self._port is not None:
+            self._drafts.lose(self._name, self._port)
+        self._fail()
 
     def _fail(self) -> None:
         """The draft is of no use now: let go of it and try again after a while."""

@@ -49,13 +49,18 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Complete:
-    """The last event of a request that ended well."""
+    """The last event of a request that ended well.
+
+    Attributes:
+        failovers: how often the request went on with another target, or the same one restarted, after it was lost.
+    """
 
     finish_reason: FinishReason
     matched_stop: str | None
     usage: Usage
     speculation: SpeculationTotals
     timing: Timing
+    failovers: int = 0
 
 
 Event = Delta | Complete

@@ -2,32 +2,72 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 
-from engine.errors import Unavailable
+from engine.errors import DeadlineExceeded, Unavailable
+from router.placement import least_loaded, nearest_with_room
 from router.ports import DraftPort, TargetPort
 
 PortT = TypeVar("PortT")
 
 
+def _look_nowhere() -> None:
+    """Nobody discovers peers: they are what they were last said to be."""
+
+
 class Pool(Generic[PortT]):
-    """Replicas of one kind, by name. Whoever discovers peers replaces them; sessions on a lost one see its errors."""
+    """Replicas of one kind, by name. Whoever discovers peers replaces them; sessions on a lost one see its errors.
+
+    Attributes:
+        look: asks whoever discovers peers to look at once, because a replica is missed; set by them.
+    """
 
     def __init__(self) -> None:
         self._ports: dict[str, PortT] = {}
         self._load: Counter[str] = Counter()
+        self._replaced = asyncio.Event()
+        self.look: Callable[[], None] = _look_nowhere
 
     def replace(self, ports: Mapping[str, PortT]) -> None:
         self._ports = dict(ports)
+        self._replaced.set()
+        self._replaced = asyncio.Event()
+
+    def lose(self, name: str, port: PortT) -> None:
+        """A session's stream to the replica broke: nobody picks it before it has been discovered anew."""
+        if self._ports.get(name) is port:
+            del self._ports[name]
+        self.look()
 
     def pick(self) -> tuple[str, PortT] | None:
         """The replica with the fewest of this router's sessions; None when there is none."""
         if not self._ports:
             return None
-        name = min(self._ports, key=lambda candidate: self._load[candidate])
+        name = least_loaded(self._ports, self._load)
         return name, self._ports[name]
+
+    def pick_near(self, key: int) -> tuple[str, PortT] | None:
+        """The replica where sessions of this key are wont to go, unless it is crowded; None when there is none."""
+        if not self._ports:
+            return None
+        name = nearest_with_room(self._ports, self._load, key)
+        return name, self._ports[name]
+
+    async def available(self, patience_s: float) -> bool:
+        """Waits until there is a replica; False when none came within `patience_s`."""
+        if self._ports or patience_s <= 0.0:
+            return bool(self._ports)
+        self.look()
+        try:
+            async with asyncio.timeout(patience_s):
+                while not self._ports:
+                    await self._replaced.wait()
+        except TimeoutError:
+            return False
+        return True
 
     def took(self, name: str) -> None:
         """A session was opened on the replica."""
@@ -55,9 +95,19 @@ class PeerSet:
         self.targets: Pool[TargetPort] = Pool()
         self.drafts: Pool[DraftPort] = Pool()
 
-    def pick_target(self) -> tuple[str, TargetPort]:
-        """Raises Unavailable when no target is there."""
-        picked = self.targets.pick()
-        if picked is None:
-            raise Unavailable("no target is ready")
-        return picked
+    async def target_ready(self, wait_s: float, time_left_s: float) -> None:
+        """Returns once there is a target.
+
+        Args:
+            wait_s: longest wait.
+            time_left_s: seconds to the request's deadline; infinite without one.
+
+        Raises:
+            Unavailable: none came within wait_s.
+            DeadlineExceeded: none came before the deadline.
+        """
+        if await self.targets.available(min(wait_s, time_left_s)):
+            return
+        if time_left_s <= wait_s:
+            raise DeadlineExceeded("the deadline passed before a target was ready")
+        raise Unavailable("no target is ready")

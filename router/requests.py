@@ -1,11 +1,18 @@
-"""Owns what a caller asks for, GenerateRequest, and the checks that need neither tokenizer nor peers."""
+"""Owns what a caller asks for, GenerateRequest, what is left of it once it is checked, SessionRequest, and the checks
+that need neither tokenizer nor peers.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from opentelemetry.trace import Span
+
 from engine.errors import InvalidArgument
+from engine.info import EngineInfo
+from engine.proposal import FinishReason
 from engine.sampling import SamplingParams, StopParams
+from engine.stopping import cut
 from router.policy import SpeculationControl
 
 MAX_STOP_STRINGS = 64
@@ -53,6 +60,8 @@ class GenerateRequest:
     Attributes:
         max_tokens: None takes the router's default, or what the window leaves.
         stop: strings that end the output.
+        resume_from: ids of all tokens that an earlier call for the same request has delivered; this one goes on
+            behind them.
         deadline_s: seconds from arrival; 0: none.
         traceparent: W3C trace context of the caller, or "".
     """
@@ -67,9 +76,32 @@ class GenerateRequest:
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     speculation: SpeculationControl = field(default_factory=SpeculationControl)
+    resume_from: tuple[int, ...] = ()
     request_id: str = ""
     deadline_s: float = 0.0
     traceparent: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRequest:
+    """A checked request.
+
+    Attributes:
+        prompt: token ids, at least one; prompt and max_tokens together fit the target's window.
+        stops: what the target stops at.
+        control: what the request asked of speculation.
+        resumed: output that was delivered before; at most max_tokens ids.
+        deadline_s: seconds from now after which the session ends; 0: never.
+        span: of the request; None while it is not traced.
+    """
+
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    stops: StopParams
+    control: SpeculationControl
+    resumed: tuple[int, ...] = ()
+    deadline_s: float = 0.0
+    span: Span | None = None
 
 
 def check_request(request: GenerateRequest, drafters: tuple[str, ...]) -> None:
@@ -106,6 +138,29 @@ def fit_to_window(request: GenerateRequest, num_prompt: int, window: int, defaul
         raise InvalidArgument("sampling_params.min_tokens", request.min_tokens, f"0 to max_tokens ({asked})")
     max_tokens = min(asked, room)
     return StopParams(max_tokens, min(request.min_tokens, max_tokens), request.ignore_eos, request.stop_token_ids)
+
+
+def check_resumed(resumed: tuple[int, ...], stops: StopParams, info: EngineInfo) -> FinishReason | None:
+    """How the tokens delivered earlier end the output by themselves, if they do: only the final message was lost then.
+
+    Raises:
+        InvalidArgument: they cannot be what was delivered for the request.
+    """
+    for token_id in resumed:
+        if not 0 <= token_id < info.vocab_size:
+            raise InvalidArgument("resume_from", token_id, f"0 to {info.vocab_size - 1}")
+    if len(resumed) > stops.max_tokens:
+        raise InvalidArgument("resume_from", f"{len(resumed)} tokens", f"at most max_tokens ({stops.max_tokens})")
+    kept = cut(resumed, 0, stops.ending_ids(info.eos_token_ids), stops.max_tokens)
+    check_resumed_ends(len(kept.tokens), len(resumed))
+    return kept.finish_reason
+
+
+def check_resumed_ends(num_kept: int, num_resumed: int) -> None:
+    """Raises InvalidArgument when the output had ended before the last of the tokens said to be delivered."""
+    if num_kept < num_resumed:
+        found = f"{num_resumed} tokens, of which number {num_kept} ends the output"
+        raise InvalidArgument("resume_from", found, "the ids of the tokens that were delivered")
 
 
 def _check_stops(stop: tuple[str, ...]) -> None:

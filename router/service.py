@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
@@ -12,6 +13,7 @@ from opentelemetry.trace import Span
 
 from engine.errors import InvalidArgument, OutriderError, Unavailable
 from engine.info import EngineInfo
+from engine.sampling import StopParams
 from router.acceptance import DRAFT_MODEL
 from router.admission import Admission
 from router.detokenizer import Detokenizer
@@ -23,14 +25,17 @@ from router.requests import (
     GenerateRequest,
     Input,
     RawPrompt,
+    SessionRequest,
     TokenIds,
     check_input,
     check_request,
+    check_resumed,
+    check_resumed_ends,
     fit_to_window,
 )
-from router.session import Session, SessionRequest
+from router.session import Session
 from router.speculation import SessionConfig, Shared
-from router.stopping import StopStrings, TextStream
+from router.stopping import Output, StopStrings, TextStream
 from router.stopwatch import Stopwatch
 from router.tokenizer import Tokenizer
 from rpc.tracing import start_span
@@ -102,7 +107,9 @@ class Router:
         Raises:
             InvalidArgument: naming the field that is wrong.
             Overloaded: too many requests wait already.
-            Unavailable: no target, or it was lost.
+            Unavailable: no target was there, or one after another was lost. Where none is there, as in a redeployment,
+                a request waits for one for `failover_wait_s`, like one whose target is lost: whoever sends one then
+                would rather wait than be refused. Who asks whether the system is ready is answered at once.
             DeadlineExceeded: the request's deadline passed.
         """
         stopwatch = Stopwatch(self._clock)
@@ -159,20 +166,41 @@ class Router:
         self, request: GenerateRequest, stopwatch: Stopwatch, span: Span | None
     ) -> AsyncGenerator[Event, None]:
         """The events of a session for the request, once it is tokenized and known to fit."""
+        wait_s = self._config.sessions.target_link.failover_wait_s
+        await self._shared.peers.target_ready(wait_s, self._time_left(request, stopwatch) or math.inf)
         info = self._target_info()
         prompt = await self._encode(request.input, info)
         stops = fit_to_window(request, len(prompt), info.max_context_length, self._config.default_max_tokens)
         stops.validate(info.vocab_size)
-        text = TextStream(
-            Detokenizer(self._tokenizer, skip_special_tokens=request.skip_special_tokens),
-            StopStrings(request.stop, stops.min_tokens, request.include_stop_str_in_output),
-        )
+        output = await self._resumed_output(request, stops, info)
         checked = SessionRequest(
-            tuple(prompt), request.sampling, stops, request.speculation, self._time_left(request, stopwatch), span
+            tuple(prompt),
+            request.sampling,
+            stops,
+            request.speculation,
+            request.resume_from,
+            self._time_left(request, stopwatch),
+            span,
         )
-        return Session(checked, text, stopwatch, self._shared).events()
+        return Session(checked, output, stopwatch, self._shared).events()
+
+    async def _resumed_output(self, request: GenerateRequest, stops: StopParams, info: EngineInfo) -> Output:
+        """The request's output as it was behind the tokens it resumes from. Raises InvalidArgument naming the field."""
+        output = Output(
+            TextStream(
+                Detokenizer(self._tokenizer, skip_special_tokens=request.skip_special_tokens),
+                StopStrings(request.stop, stops.min_tokens, request.include_stop_str_in_output),
+            )
+        )
+        resumed = request.resume_from
+        if resumed:
+            finish_reason = check_resumed(resumed, stops, info)
+            await asyncio.to_thread(output.take, resumed, finish_reason)
+            check_resumed_ends(output.num_tokens, len(resumed))
+        return output
 
     def _time_left(self, request: GenerateRequest, stopwatch: Stopwatch) -> float:
+        """Seconds to the request's deadline, never less than a millisecond; 0 if it has none."""
         if not request.deadline_s:
             return 0.0
         return max(request.deadline_s - stopwatch.elapsed_s, 1e-3)
@@ -237,6 +265,7 @@ def _end_span(span: Span | None, outcome: str, complete: Complete | None) -> Non
                 "outrider.mean_acceptance_length": totals.mean_acceptance_length,
                 "outrider.switched_off_reason": totals.switched_off_reason,
                 "outrider.ttft_ms": complete.timing.ttft_ms,
+                "outrider.failovers": complete.failovers,
             }
         )
     span.end()

@@ -1,125 +1,82 @@
 """Owns the round loop of one request: plan → propose → verify → commit → stream.
 
-Only `_commit` changes what is committed. Whatever ends the loop (finish, error, deadline, cancellation, a caller that
-closes the generator), both sides are closed exactly once.
+Only `_commit` changes what is committed. When a target is lost, what it was asked is void: the loop has `TargetLink`
+open the sequence on another one and plans its next round, and its caller sees a pause. Whatever ends the loop (finish,
+error, deadline, cancellation, a caller that closes the generator), both sides are closed exactly once.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine
-from dataclasses import dataclass
 
-from opentelemetry.trace import Span
-
-from engine.errors import DeadlineExceeded, EngineFault
-from engine.proposal import FinishReason, State, Verdict
-from engine.sampling import SamplingParams, StopParams
+from engine.errors import EngineFault
+from engine.proposal import State, Verdict
 from router.events import Complete, Delta, Event, Usage
-from router.policy import SpeculationControl
-from router.ports import TargetPort, TargetSession
+from router.requests import SessionRequest
 from router.speculation import Round, Shared, Speculator
-from router.stopping import TextStream
+from router.stopping import Output
 from router.stopwatch import Stopwatch
+from router.target_link import TargetLink
 from rpc.tracing import traceparent_of
 
 _closing: set[asyncio.Task[None]] = set()  # closes that outlive the cancelled task that began them
 
 
-@dataclass(frozen=True, slots=True)
-class SessionRequest:
-    """A checked request.
+class Session:
+    """One request, on one target at a time. `events` is consumed once.
 
-    Attributes:
-        prompt: token ids, at least one; prompt and max_tokens together fit the target's window.
-        stops: what the target stops at.
-        control: what the request asked of speculation.
-        deadline_s: seconds from now after which the session ends; 0: never.
-        span: of the request; None while it is not traced.
+    Args:
+        output: has taken what was resumed.
     """
 
-    prompt: tuple[int, ...]
-    sampling: SamplingParams
-    stops: StopParams
-    control: SpeculationControl
-    deadline_s: float = 0.0
-    span: Span | None = None
-
-
-class Session:
-    """One request on one target. `events` is consumed once."""
-
-    def __init__(self, request: SessionRequest, text: TextStream, stopwatch: Stopwatch, shared: Shared) -> None:
-        self._request, self._text, self._stopwatch, self._shared = request, text, stopwatch, shared
-        self._tokens = list(request.prompt)  # prompt and committed tokens
-        self._state = State.of(request.prompt)
-        self._speculator = Speculator(request.sampling, request.control, shared, request.span)
-        self._deadline = shared.clock() + request.deadline_s
-        self._num_delivered = 0
-        self._finish: FinishReason | None = None
-        self._matched_stop: str | None = None
+    def __init__(self, request: SessionRequest, output: Output, stopwatch: Stopwatch, shared: Shared) -> None:
+        self._request, self._output, self._stopwatch = request, output, stopwatch
+        self._tokens = [*request.prompt, *request.resumed]  # prompt and committed tokens
+        self._state = State.of(self._tokens)
+        self._speculator = Speculator(request, shared)
+        self._target = TargetLink(request, shared.peers, shared.clock, shared.config.target_link)
 
     async def events(self) -> AsyncGenerator[Event, None]:
         """Deltas, then one Complete.
 
         Raises:
-            Unavailable: no target, or it was lost.
+            Unavailable: no target is there, or one after another was lost.
             DeadlineExceeded: deadline_s passed.
             OutriderError: whatever else the target says.
         """
-        name, port = self._shared.peers.pick_target()
-        target = self._open(port)
-        self._shared.peers.targets.took(name)
         try:
-            self._speculator.open(self._tokens, port.info.max_proposal_tokens, port.info.vocab_size)
-            delta = self._commit(await self._verdict(target))
-            if delta is not None:
-                yield delta
-            while self._finish is None:
-                round_ = await self._speculator.propose(self._state, self._tokens, self._tokens_left)
+            while self._output.finish_reason is None:
+                round_ = await self._begin_round()
                 try:
-                    self._send(round_, target)
-                    while round_.verdicts_left and self._finish is None:
-                        delta = self._commit(await self._verdict(target), round_)
+                    while self._target.owes_verdict and self._output.finish_reason is None:
+                        verdict = await self._target.verdict()
+                        delta = None if verdict is None else self._commit(verdict, round_)
                         if delta is not None:
                             yield delta
                 finally:
-                    if round_.span is not None:
+                    if round_ is not None and round_.span is not None:
                         round_.span.end()
-            yield self._complete(target)
+            yield self._complete()
         finally:
-            await _finish_though_cancelled(self._close(target, name))
+            await _finish_though_cancelled(self._close())
 
-    def _open(self, port: TargetPort) -> TargetSession:
-        request = self._request
-        return port.open(
-            request.prompt,
-            (),
-            request.sampling,
-            request.stops,
-            deadline_s=request.deadline_s,
-            traceparent=traceparent_of(request.span),
-        )
-
-    def _send(self, round_: Round, target: TargetSession) -> None:
-        """A plain stretch needs no round trip per token: the target runs on by itself."""
+    async def _begin_round(self) -> Round | None:
+        """What the target is asked next. None: the sequence was opened on it, and its first verdict is of no round."""
+        if not self._target.is_open:
+            info = await self._target.open(self._tokens[len(self._request.prompt) :])
+            self._speculator.target_opened(info, self._tokens)
+            return None
+        round_ = await self._speculator.propose(self._state, self._tokens, self._tokens_left)
         traceparent = traceparent_of(round_.span)
         if round_.is_stretch:
-            target.decode(round_.verdicts_left, traceparent=traceparent)
+            self._target.decode(round_.plan.plain_tokens, traceparent)
         else:
-            target.propose(round_.proposal, traceparent=traceparent)
+            self._target.propose(round_.proposal, traceparent)
+        return round_
 
-    async def _verdict(self, target: TargetSession) -> Verdict:
-        if not self._request.deadline_s:
-            return await target.verdict()
-        try:
-            async with asyncio.timeout(max(0.0, self._deadline - self._shared.clock())):
-                return await target.verdict()
-        except TimeoutError:
-            raise DeadlineExceeded(f"the deadline of {self._request.deadline_s:.3f} s passed") from None
-
-    def _commit(self, verdict: Verdict, round_: Round | None = None) -> Delta | None:
-        """Takes a verdict's tokens as true; returns what there is to deliver. The first verdict belongs to no round."""
+    def _commit(self, verdict: Verdict, round_: Round | None) -> Delta | None:
+        """Takes a verdict's tokens as true; returns what there is to deliver."""
         if verdict.base != self._state:
             raise EngineFault(
                 f"the target judged a sequence of {verdict.base.length} tokens, "
@@ -130,37 +87,29 @@ class Session:
         self._speculator.saw_tokens(verdict.tokens)
         if round_ is not None:
             self._stopwatch.spent_in_router(self._speculator.learn(round_, verdict))
-        return self._deliver(verdict)
-
-    def _deliver(self, verdict: Verdict) -> Delta | None:
-        """Ends the request at a stop string, or where the target ended it."""
-        by_id = verdict.finish_reason == "stop"
-        piece = self._text.push(verdict.tokens[:-1] if by_id else verdict.tokens)
-        text, token_ids, matched = piece.text, piece.token_ids, piece.matched_stop
-        if matched is None and verdict.finish_reason is not None:
-            rest = self._text.finish(verdict.tokens[-1] if by_id else None)
-            text, token_ids, matched = text + rest.text, token_ids + rest.token_ids, rest.matched_stop
-        self._matched_stop = matched
-        self._finish = "stop" if matched is not None else verdict.finish_reason
-        self._num_delivered += len(token_ids)
-        self._stopwatch.delivered(len(token_ids))
-        return Delta(text, token_ids) if text or token_ids else None
+        piece = self._output.take(verdict.tokens, verdict.finish_reason)
+        self._stopwatch.delivered(len(piece.token_ids))
+        return Delta(piece.text, piece.token_ids) if piece.text or piece.token_ids else None
 
     @property
     def _tokens_left(self) -> int:
         return self._request.stops.max_tokens - (len(self._tokens) - len(self._request.prompt))
 
-    def _complete(self, target: TargetSession) -> Complete:
-        assert self._finish is not None
-        usage = Usage(len(self._request.prompt), self._num_delivered, target.cached_tokens)
-        return Complete(self._finish, self._matched_stop, usage, self._speculator.totals, self._stopwatch.timing())
+    def _complete(self) -> Complete:
+        output, target = self._output, self._target
+        assert output.finish_reason is not None
+        return Complete(
+            output.finish_reason,
+            output.matched_stop,
+            Usage(len(self._request.prompt), output.num_tokens, target.cached_tokens),
+            self._speculator.totals,
+            self._stopwatch.timing(),
+            target.failovers,
+        )
 
-    async def _close(self, target: TargetSession, target_name: str) -> None:
+    async def _close(self) -> None:
         """Frees both sides at the same time."""
-        try:
-            await asyncio.gather(target.close(), self._speculator.close())
-        finally:
-            self._shared.peers.targets.gave_back(target_name)
+        await asyncio.gather(self._target.close(), self._speculator.close())
 
 
 async def _finish_though_cancelled(work: Coroutine[object, object, None]) -> None:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from opentelemetry.trace import Span
 
+from engine.info import EngineInfo
 from engine.proposal import Proposal, State, Verdict
-from engine.sampling import SamplingParams
 from router.acceptance import (
     DRAFT_MODEL,
     DRAFTED,
@@ -28,11 +28,12 @@ from router.policy import (
     PolicyConfig,
     RoundPlan,
     RoundView,
-    SpeculationControl,
     SpeedGate,
     plan_round,
     switched_off,
 )
+from router.requests import SessionRequest
+from router.target_link import TargetLinkConfig
 from rpc.tracing import start_span, traceparent_of
 
 _MIN_PATIENCE_S = 0.02  # a draft gets at least so long, however fast the target
@@ -40,7 +41,7 @@ _MIN_PATIENCE_S = 0.02  # a draft gets at least so long, however fast the target
 
 @dataclass(frozen=True, slots=True)
 class SessionConfig:
-    """How the sessions of a router speculate.
+    """How the sessions of a router speculate, and how patient they are with targets and drafts.
 
     Attributes:
         drafters: drafters that may be used at all; none switches speculation off for every request.
@@ -52,6 +53,7 @@ class SessionConfig:
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     ngram: NgramConfig = field(default_factory=NgramConfig)
     draft_link: DraftLinkConfig = field(default_factory=DraftLinkConfig)
+    target_link: TargetLinkConfig = field(default_factory=TargetLinkConfig)
 
 
 @dataclass(frozen=True)
@@ -74,13 +76,11 @@ class Round:
         proposal: what the target is to judge; empty in a plain round.
         began: when planning began; for the later tokens of a plain stretch, when the token before was committed.
         arm: the kind of proposal whose acceptance this round tells.
-        verdicts_left: verdicts still to come, one unless the target decodes a stretch by itself.
     """
 
     plan: RoundPlan
     proposal: Proposal
     began: float
-    verdicts_left: int
     arm: str = ""
     draft_wait_s: float = 0.0
     dropped: str = ""
@@ -95,36 +95,29 @@ class Speculator:
     """Everything of a session that is not needed to decode plainly.
 
     Args:
-        sampling: the request's own; a draft samples with it.
-        control: what the request asked of speculation.
-        span: the request's; None while it is not traced.
+        request: a draft samples as it asks.
+        shared: what all sessions of the router share.
     """
 
-    def __init__(
-        self, sampling: SamplingParams, control: SpeculationControl, shared: Shared, span: Span | None = None
-    ) -> None:
+    def __init__(self, request: SessionRequest, shared: Shared) -> None:
+        control = request.control
         if not shared.config.drafters:
             control = replace(control, enabled=False)  # nothing to speculate with: decode without round trips
-        self._sampling, self._control, self._shared, self._span = sampling, control, shared, span
-        self._off = switched_off(sampling.temperature, control, shared.config.policy)
+        self._sampling, self._control, self._shared, self._span = request.sampling, control, shared, request.span
+        self._off = switched_off(request.sampling.temperature, control, shared.config.policy)
         self._acceptance = SessionAcceptance(shared.priors)
         self._gate = SpeedGate(shared.config.policy)
         self._ngram = NgramDrafter(shared.config.ngram) if self._wants(NGRAM) else None
         self._draft: DraftLink | None = None
         self._max_proposal = 0
-        self._num_prompt = 0
+        self._num_prompt = len(request.prompt)
         self.totals = SpeculationTotals()
+        self.saw_tokens(request.prompt + request.resumed)
 
-    def open(self, prompt: Sequence[int], max_proposal_tokens: int, vocab_size: int) -> None:
-        """Prepares the drafters while the target computes the prompt.
-
-        Args:
-            max_proposal_tokens: most draft tokens the target verifies in one forward.
-            vocab_size: ids below it are known to the target.
-        """
-        self._max_proposal = min(max_proposal_tokens, self._shared.config.max_draft_tokens)
-        self._num_prompt = len(prompt)
-        if self._wants(DRAFT_MODEL):
+    def target_opened(self, info: EngineInfo, tokens: Sequence[int]) -> None:
+        """Prepares the draft while the target computes `tokens`. When a target was lost it is prepared already."""
+        self._max_proposal = min(info.max_proposal_tokens, self._shared.config.max_draft_tokens)
+        if self._draft is None and self._wants(DRAFT_MODEL):
             self._draft = DraftLink(
                 self._shared.peers.drafts,
                 self._sampling,
@@ -132,12 +125,10 @@ class Speculator:
                 self._shared.clock,
                 self._shared.config.draft_link,
             )
-            self._draft.warm_up(prompt, vocab_size, traceparent_of(self._span))
-        if self._ngram is not None:
-            self._ngram.extend(prompt)
+            self._draft.warm_up(tokens, info.vocab_size, traceparent_of(self._span))
 
     def saw_tokens(self, tokens: Sequence[int]) -> None:
-        """Committed tokens."""
+        """Tokens of the true sequence, each once."""
         if self._ngram is not None:
             self._ngram.extend(tokens)
 
@@ -155,7 +146,7 @@ class Speculator:
         view = self._view(tokens, tokens_left, match)
         plan = plan_round(view, self._shared.config.policy, self._acceptance, self._shared.costs, self._gate)
         self._pass_over(view, plan)
-        round_ = Round(plan, Proposal(state), began, plan.plain_tokens, span=self._round_span(plan, state))
+        round_ = Round(plan, Proposal(state), began, span=self._round_span(plan, state))
         if plan.drafter == NGRAM and match is not None:
             round_.proposal = Proposal.chain(state, match.tokens[: plan.num_speculative_tokens], drafter=NGRAM)
             round_.arm = ngram_arm(match)
@@ -167,7 +158,6 @@ class Speculator:
         """Counts a verdict and lets the policy see how the round went; returns the seconds the router itself took."""
         plan, now = round_.plan, self._shared.clock()
         round_s, round_.began = now - round_.began, now
-        round_.verdicts_left -= 1
         self.totals.count_round(len(verdict.tokens))
         self.totals.switched_off_reason = plan.reason
         if verdict.dropped:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from engine.proposal import FinishReason
 from router.detokenizer import Detokenizer
 
 
@@ -120,3 +121,34 @@ class TextStream:
             if any(len(stop) > len(tail) and stop.startswith(tail) for stop in self._stops.strings):
                 return start
         return len(self._held)
+
+
+class Output:
+    """A request's output: blocks of committed tokens in, pieces to deliver out, until it has ended.
+
+    What is delivered for a token does not depend on the block it comes in, so an output that is given once more the
+    tokens delivered before is where it was then.
+
+    Attributes:
+        finish_reason: how it ended; None while it goes on.
+        matched_stop: the stop string that ended it, if one did.
+        num_tokens: tokens delivered.
+    """
+
+    def __init__(self, text: TextStream) -> None:
+        self._text = text
+        self.finish_reason: FinishReason | None = None
+        self.matched_stop: str | None = None
+        self.num_tokens = 0
+
+    def take(self, token_ids: Sequence[int], finish_reason: FinishReason | None) -> Piece:
+        """What a block adds. Ends the output at a stop string, or where the target ended it, with the last token."""
+        by_id = finish_reason == "stop"
+        piece = self._text.push(token_ids[:-1] if by_id else token_ids)
+        if piece.matched_stop is None and finish_reason is not None:
+            rest = self._text.finish(token_ids[-1] if by_id else None)
+            piece = Piece(piece.text + rest.text, piece.token_ids + rest.token_ids, rest.matched_stop)
+        self.matched_stop = piece.matched_stop
+        self.finish_reason = "stop" if piece.matched_stop is not None else finish_reason
+        self.num_tokens += len(piece.token_ids)
+        return piece

@@ -72,6 +72,7 @@ def generate_request(
         include_stop_str_in_output=params.include_stop_str_in_output,
         skip_special_tokens=params.skip_special_tokens if params.HasField("skip_special_tokens") else True,
         speculation=_speculation(message.speculation),
+        resume_from=tuple(message.resume_from),
         request_id=message.request_id,
         deadline_s=deadline_s,
         traceparent=traceparent,
@@ -169,6 +170,7 @@ def _complete(event: Complete) -> pb.Complete:
             queue_ms=timing.queue_ms,
             router_ms_p50=timing.router_ms_p50,
         ),
+        failovers=event.failovers,
     )
 
 

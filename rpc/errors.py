@@ -31,6 +31,7 @@ from rpc.pb import session_pb2 as pb
 
 FIELD_TRAILER = "outrider-field"
 RETRY_TRAILER = "outrider-retry-after-s"
+DELIVERED_TRAILER = "outrider-delivered-tokens"
 _MAX_MESSAGE_CHARS = 2000  # a status travels in HTTP/2 headers, which peers limit to 8 KiB
 
 _CODES: dict[type[OutriderError], grpc.StatusCode] = {
@@ -83,6 +84,16 @@ def status_of(error: BaseException) -> Status:
         shown.field if isinstance(shown, InvalidArgument) else "",
         shown.retry_after_s if isinstance(shown, Overloaded) else 0.0,
     )
+
+
+def trailers_of(status: Status) -> list[tuple[str, str]]:
+    """What travels beside code and message in the trailers of a call."""
+    trailers: list[tuple[str, str]] = []
+    if status.field:
+        trailers.append((FIELD_TRAILER, status.field.encode("ascii", "backslashreplace").decode()))
+    if status.retry_after_s:
+        trailers.append((RETRY_TRAILER, f"{status.retry_after_s:.3f}"))
+    return trailers
 
 
 def error_of(status: Status) -> OutriderError:
@@ -174,9 +185,4 @@ def _guard_generator(behaviour: Callable[..., AsyncGenerator[Any, None]]) -> Cal
 
 async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception) -> None:
     status = status_of(error)
-    trailers: list[tuple[str, str]] = []
-    if status.field:
-        trailers.append((FIELD_TRAILER, status.field.encode("ascii", "backslashreplace").decode()))
-    if status.retry_after_s:
-        trailers.append((RETRY_TRAILER, f"{status.retry_after_s:.3f}"))
-    await context.abort(status.code, status.message, tuple(trailers))
+    await context.abort(status.code, status.message, tuple(trailers_of(status)))

@@ -55,7 +55,8 @@ class GenerationServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Generate(self, request, context):
-        """Streams deltas, then exactly one message with `complete`.
+        """Streams deltas, then exactly one message with `complete`. A call that fails after tokens were delivered says in the
+        trailer `outrider-delivered-tokens` how many, those of `resume_from` included.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -14,6 +14,8 @@ from engine.sampling import SamplingParams, StopParams
 from engine.stopping import cut
 
 NextToken = Callable[[Sequence[int]], int]
+# What befalls a target before its n-th verdict, counted over all its sessions: an error that ends the session, or None.
+Fault = Callable[[int], OutriderError | None]
 # What a draft makes of its n-th answer: another proposal, an error to raise, or None to stay silent.
 Behaviour = Callable[[int, Proposal], Proposal | OutriderError | None]
 
@@ -43,8 +45,9 @@ class FakeTarget:
     Attributes:
         verify_s: virtual seconds of one forward.
         overhead_s: virtual seconds of a round trip, which a stretch of plain decoding pays once.
-        fail_after: verdicts after which a session raises `failure`.
+        fault: makes sessions fail.
         open_sessions: sessions not closed yet.
+        openings: committed tokens of every sequence that was opened.
     """
 
     info: EngineInfo
@@ -52,9 +55,10 @@ class FakeTarget:
     clock: VirtualClock = field(default_factory=VirtualClock)
     verify_s: float = 0.038
     overhead_s: float = 0.002
-    fail_after: int | None = None
-    failure: OutriderError | None = None
+    fault: Fault = lambda _: None
     open_sessions: int = 0
+    openings: list[list[int]] = field(default_factory=list)
+    num_verdicts: int = 0
     proposals: list[Proposal] = field(default_factory=list)
 
     def open(
@@ -68,6 +72,7 @@ class FakeTarget:
         traceparent: str = "",
     ) -> FakeTargetSession:
         self.open_sessions += 1
+        self.openings.append(list(committed))
         return FakeTargetSession(self, [*prompt, *committed], len(prompt), stops)
 
 
@@ -79,7 +84,7 @@ class FakeTargetSession:
         self._ending = stops.ending_ids(port.info.eos_token_ids)
         self._state = State.of(tokens)
         self._asked: deque[Proposal | None] = deque([None])  # None: plain, without a round trip
-        self._num_verdicts = 0
+        self._failed: OutriderError | None = None
         self._closed = False
         self.cached_tokens = 0
 
@@ -94,11 +99,13 @@ class FakeTargetSession:
 
     async def verdict(self) -> Verdict:
         await asyncio.sleep(0)
-        if self._port.failure is not None and self._num_verdicts == self._port.fail_after:
-            raise self._port.failure
+        if self._failed is None:
+            self._failed = self._port.fault(self._port.num_verdicts)
+            self._port.num_verdicts += 1
+        if self._failed is not None:
+            raise self._failed
         if not self._asked:
             await asyncio.get_running_loop().create_future()  # nothing was asked: nothing comes
-        self._num_verdicts += 1
         self._port.clock.spend(self._port.verify_s)
         return self._judge(self._asked.popleft() or Proposal(self._state))
 

@@ -14,6 +14,8 @@ from router.peers import PeerSet
 from router.policy import SpeculationControl
 from router.requests import Chat, ChatMessage, GenerateRequest, Input, RawPrompt, TokenIds
 from router.service import Router, RouterConfig
+from router.speculation import SessionConfig
+from router.target_link import TargetLinkConfig
 from router.tokenizer import Tokenizer
 from rpc import tracing
 from tests.router.fakes import FakeDraft, FakeTarget, VirtualClock, agreeing, engine_info, wandering
@@ -36,14 +38,16 @@ class Recorder:
 class Served:
     """A router on a fake target and draft."""
 
-    def __init__(self, tokenizer: Tokenizer, window: int = 512, **config: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, window: int = 512, failover_wait_s: float = 0.0, **config: int) -> None:
         self.clock, self.recorder, self.peers = VirtualClock(), Recorder(), PeerSet()
         model, vocab_size = wandering(200), tokenizer.vocab_size
         self.target = FakeTarget(engine_info("big", vocab_size, window, (300,)), model, self.clock)
         self.draft = FakeDraft(engine_info("small", vocab_size, 64), agreeing(model, 60, vocab_size), self.clock)
         self.peers.targets.replace({"a": self.target})
         self.peers.drafts.replace({"b": self.draft})
-        self.router = Router(tokenizer, self.peers, RouterConfig(version="1.2", **config), self.recorder, self.clock)
+        sessions = SessionConfig(target_link=TargetLinkConfig(failover_wait_s))
+        settings = RouterConfig(version="1.2", sessions=sessions, **config)
+        self.router = Router(tokenizer, self.peers, settings, self.recorder, self.clock)
 
 
 async def generate(served: Served, request: GenerateRequest) -> tuple[str, list[int], Complete]:
@@ -216,6 +220,21 @@ async def test_no_target_yet(tokenizer: Tokenizer) -> None:
         await generate(served, HELLO)
     with pytest.raises(Unavailable):
         served.router.get_model_info()
+
+
+async def test_a_request_waits_for_the_first_target_and_readiness_does_not(tokenizer: Tokenizer) -> None:
+    served = Served(tokenizer, failover_wait_s=60.0)
+    expected = await generate(served, HELLO)
+    served.peers.targets.replace({})
+    waiting = asyncio.ensure_future(generate(served, HELLO))
+    while not served.router.running_requests:
+        await asyncio.sleep(0)
+    with pytest.raises(Unavailable):
+        served.router.get_model_info()
+    with pytest.raises(DeadlineExceeded, match="before a target was ready"):
+        await generate(served, replace(HELLO, deadline_s=0.01))
+    served.peers.targets.replace({"a": served.target})
+    assert (await waiting)[:2] == expected[:2]
 
 
 async def test_model_info_follows_the_peers(tokenizer: Tokenizer) -> None:

@@ -5,16 +5,18 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from engine.errors import DeadlineExceeded, Unavailable
+from engine.errors import DeadlineExceeded, EngineFault, Unavailable
 from engine.sampling import SamplingParams, StopParams
 from router.detokenizer import Detokenizer
 from router.events import Complete, Delta, RoundRecord
 from router.peers import PeerSet
 from router.policy import SpeculationControl
-from router.session import Session, SessionRequest
+from router.requests import SessionRequest
+from router.session import Session
 from router.speculation import SessionConfig, Shared
-from router.stopping import StopStrings, TextStream
+from router.stopping import Output, StopStrings, TextStream
 from router.stopwatch import Stopwatch
+from router.target_link import TargetLinkConfig
 from router.tokenizer import Tokenizer
 from tests.router.fakes import (
     FakeDraft,
@@ -64,7 +66,9 @@ class Bench:
         peers.targets.replace({"target": self.target})
         if self.with_draft:
             peers.drafts.replace({"draft": self.draft})
-        self.shared = Shared(peers, self.clock, SessionConfig(), observer=self.recorder)
+            peers.drafts.look = lambda: peers.drafts.replace({"draft": self.draft})  # restarted already
+        config = SessionConfig(target_link=TargetLinkConfig(failover_wait_s=0.0))
+        self.shared = Shared(peers, self.clock, config, observer=self.recorder)
 
     def session(
         self,
@@ -75,9 +79,9 @@ class Bench:
         temperature: float = 0.0,
         deadline_s: float = 0.0,
     ) -> Session:
-        request = SessionRequest(tuple(prompt), SamplingParams(temperature), stops, control, deadline_s)
-        text = TextStream(Detokenizer(self.tokenizer), stop)
-        return Session(request, text, Stopwatch(self.clock), self.shared)
+        request = SessionRequest(tuple(prompt), SamplingParams(temperature), stops, control, deadline_s=deadline_s)
+        output = Output(TextStream(Detokenizer(self.tokenizer), stop))
+        return Session(request, output, Stopwatch(self.clock), self.shared)
 
     def nothing_is_open(self) -> bool:
         peers = self.shared.peers
@@ -241,8 +245,8 @@ async def test_context_edges(tokenizer: Tokenizer, num_prompt: int) -> None:
 
 async def test_target_failure_reaches_the_caller_and_frees_the_draft(tokenizer: Tokenizer) -> None:
     bench = Bench(tokenizer, wandering(VOCAB))
-    bench.target.failure, bench.target.fail_after = Unavailable("the target is gone"), 5
-    with pytest.raises(Unavailable, match="the target is gone"):
+    bench.target.fault = lambda number: EngineFault("the target yields NaN") if number == 5 else None
+    with pytest.raises(EngineFault, match="NaN"):
         await collect(bench.session([1, 2], SpeculationControl()))
     assert bench.nothing_is_open()
 

@@ -39,6 +39,7 @@ FULL = GenerateRequest(
     include_stop_str_in_output=True,
     skip_special_tokens=False,
     speculation=SpeculationControl(True, 3, "ngram"),
+    resume_from=(8, 0, 9),
     request_id="r",
 )
 
@@ -67,6 +68,7 @@ def generate_message(request: GenerateRequest) -> pb.GenerateRequest:
             max_draft_tokens=control.max_draft_tokens,
             drafter=control.drafter,
         ),
+        resume_from=request.resume_from,
     )
     match request.input:
         case RawPrompt(text):
@@ -221,10 +223,11 @@ def test_events_become_messages() -> None:
     totals.count_proposal("ngram", 4, 2)
     totals.count_dropped("late")
     totals.count_dropped("stale")
-    event = Complete("stop", "END", Usage(5, 4, 3), totals, Timing(1, 2, 3, 4, 5, 6))
+    event = Complete("stop", "END", Usage(5, 4, 3), totals, Timing(1, 2, 3, 4, 5, 6), failovers=2)
     complete = event_message("r", event).complete
     assert (complete.finish_reason, complete.matched_stop) == ("stop", "END")
     assert (complete.usage.prompt_tokens, complete.usage.completion_tokens, complete.usage.cached_tokens) == (5, 4, 3)
+    assert complete.failovers == 2
     stats = complete.speculation
     assert (stats.rounds, stats.draft_tokens, stats.accepted_tokens, stats.dropped_proposals) == (1, 4, 2, 2)
     assert list(stats.accepted_per_position) == [1, 1, 0, 0]

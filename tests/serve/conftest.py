@@ -35,8 +35,9 @@ def model_folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]
     torch.manual_seed(7)
     model = LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=-(-tokenizer.get_vocab_size() // 4) * 4, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
-            num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=WINDOW, eos_token_id=258,
+            vocab_size=-(-tokenizer.get_vocab_size() // 4) * 4,  # four ranks can share it
+            hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=2, max_position_embeddings=WINDOW, eos_token_id=258,
             bos_token_id=None, tie_word_embeddings=False, initializer_range=0.3,
         )
     )  # fmt: skip

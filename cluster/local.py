@@ -46,9 +46,7 @@ def running(cluster: LocalCluster) -> Iterator[None]:
         RuntimeError: this process is connected to a Ray cluster already.
     """
     with ExitStack() as cleanup:
-        folder = Path(tempfile.mkdtemp(prefix="outrider-", dir="/tmp"))  # Ray's socket paths must stay short
-        cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
-        cleanup.enter_context(_environment(_settings(cluster, folder)))
+        folder = cleanup.enter_context(settings_of(cluster))
         import ray
 
         if ray.is_initialized():
@@ -67,6 +65,17 @@ def running(cluster: LocalCluster) -> Iterator[None]:
                 _temp_dir=str(folder),
             )
         yield
+
+
+@contextmanager
+def settings_of(cluster: LocalCluster) -> Iterator[Path]:
+    """What Ray's processes read from the environment, set for as long as the block runs; yields their folder."""
+    folder = Path(tempfile.mkdtemp(prefix="outrider-", dir="/tmp"))  # Ray's socket paths must stay short
+    try:
+        with _environment(_settings(cluster, folder)):
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def free_port() -> int:
@@ -105,7 +114,8 @@ def _settings(cluster: LocalCluster, folder: Path) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_NBTHREAD": "1",
         # One agent's channel may hold all its requests: whether there are too many is for the router to say.
         "RAY_SERVE_HAPROXY_H2_FE_MAX_CONCURRENT_STREAMS": "1000",
-        "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "5",
+        # Whenever a replica comes or goes a new HAProxy takes over; the old one has so long for the streams it serves.
+        "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "600",
         # Short names: Serve puts a node id of 56 characters before them, and a socket path ends at 97.
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "h.cfg"),
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "a.sock"),

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from ray import serve
 from ray.serve import Application, Deployment
@@ -66,9 +66,10 @@ def _deployment(name: str, kind: type, **options: Any) -> Deployment:
     return made.options(health_check_period_s=2.0, health_check_timeout_s=HUNG_AFTER_S, logging_config=quiet, **options)
 
 
-def start_serve(server: Server) -> None:
+def start_serve(server: Server, proxy_location: Literal["EveryNode", "HeadOnly"] = "EveryNode") -> None:
     """Starts Serve's ingress on the configured ports."""
     serve.start(
+        proxy_location=proxy_location,
         http_options=HTTPOptions(host=server.host, port=server.http_port),
         grpc_options=gRPCOptions(port=server.grpc_port, grpc_servicer_functions=[SERVICER]),
     )

@@ -10,7 +10,12 @@ from engine.errors import OutriderError
 
 RESUME_FOR_S = 60.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
-_BROKEN = ("RST_STREAM", "Stream removed", "without a final message")  # how a stream ends that its server did not end
+_BROKEN = (  # how a stream ends that its server did not end
+    "RST_STREAM",
+    "Stream removed",
+    "without a final message",
+    "http2 header with status: 50",
+)
 _CODES_OF_BREAKS = (
     grpc.StatusCode.CANCELLED,
     grpc.StatusCode.INTERNAL,
@@ -36,7 +41,8 @@ class CallFailed(OutriderError):
         """Whether the server, or what stands before it, went away under the call rather than refuse or end it.
 
         Seen of a server that is killed: UNAVAILABLE by whoever is connected to it, and CANCELLED (by RST_STREAM with
-        error code 8) behind HAProxy. Other proxies reset streams with codes that gRPC maps to INTERNAL and UNKNOWN.
+        error code 8) behind HAProxy, which answers further calls with UNKNOWN (by HTTP status 500, as Serve has it do)
+        while no server is there. Other proxies reset streams with codes that gRPC maps to INTERNAL and UNKNOWN.
         """
         if self.code is grpc.StatusCode.UNAVAILABLE:
             return True

@@ -77,6 +77,7 @@ RESET = "Received RST_STREAM with error code 2"
         [(2, None, "")],
         [(2, Code.INTERNAL, RESET), (0, Code.UNAVAILABLE, ""), (1, Code.UNKNOWN, "Stream removed")],
         [(1, Code.CANCELLED, f"Stream removed (RST_STREAM ({RESET}))"), (1, Code.RESOURCE_EXHAUSTED, "full")],
+        [(1, Code.UNKNOWN, "Received http2 header with status: 500")],
         [(4, Code.UNAVAILABLE, "only the end is missing")],
     ],
 )

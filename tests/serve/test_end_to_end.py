@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 import urllib.request
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +17,7 @@ from deployments.client import Ask, Client
 from rpc.pb import generation_pb2 as pb
 from tests.serve.collector import Collector
 from tests.serve.conftest import WINDOW, System
+from tests.waiting import until
 
 pytestmark = [
     pytest.mark.serve,
@@ -27,16 +27,6 @@ pytestmark = [
 ]
 
 PROMPTS = ("the", "x", "a longer prompt, with the word the in it", "grüße 🦊")
-
-
-def until(holds: Callable[[], bool], within_s: float) -> bool:
-    """Whether `holds` becomes true in time."""
-    give_up_at = time.monotonic() + within_s
-    while not holds():
-        if time.monotonic() > give_up_at:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
@@ -221,7 +211,7 @@ def test_requests_that_need_many_times_the_blocks_all_complete(system: System, s
 def test_deadlines_end_the_work_too(system: System, stub: Any) -> None:
     baseline = free_blocks(system, "Target")
     request = pb.GenerateRequest(prompt="the", sampling_params=pb.SamplingParams(max_tokens=500, ignore_eos=True))
-    calls = [stub.Generate(request, timeout=0.2) for _ in range(16)]
+    calls = [stub.Generate(request, timeout=0.2) for _ in range(50)]
     codes = [outcome(call) for call in calls]
     assert grpc.StatusCode.DEADLINE_EXCEEDED in codes
     assert until(lambda: at_baseline(system, "Target", baseline), 5.0), system.engine("Target")

@@ -42,13 +42,13 @@ def serving(config: Path, home: Path) -> Iterator[tuple[subprocess.Popen[str], s
             serve.kill()
 
 
-def processes_of(home: Path) -> list[str]:
-    """Command lines of all processes that were started, at whatever remove, with this home."""
+def processes_of(home: Path) -> list[psutil.Process]:
+    """All processes that were started, at whatever remove, with this home."""
     found = []
     for process in psutil.process_iter():
         try:
             if process.environ().get("OUTRIDER_HOME") == str(home) and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(" ".join(process.cmdline()))
+                found.append(process)
         except psutil.Error:
             continue  # it ended meanwhile, or belongs to somebody else
     return found

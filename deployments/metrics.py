@@ -52,8 +52,9 @@ class RouterMetrics:
 
     def request_finished(self, record: RequestRecord) -> None:
         self._requests.inc(1, {"outcome": record.outcome})
+        if record.num_delivered:  # Ray's counters take no zero
+            self._tokens.inc(record.num_delivered)
         if record.complete is not None:
-            self._tokens.inc(max(1, record.complete.usage.completion_tokens))
             self._ttft.observe(record.complete.timing.ttft_ms / 1e3)
 
     def engines_seen(self, kind: str, endpoints: Sequence[Endpoint]) -> None:

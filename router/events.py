@@ -100,10 +100,12 @@ class RequestRecord:
     Attributes:
         outcome: "stop", "length", "cancelled", or the class name of the error.
         complete: its final event; None when it did not get one.
+        num_delivered: tokens that this call streamed, whatever came of it; those it resumed from are not among them.
     """
 
     outcome: str
     complete: Complete | None
+    num_delivered: int = 0
 
 
 class Observer(Protocol):

@@ -114,7 +114,7 @@ class Router:
         """
         stopwatch = Stopwatch(self._clock)
         span = start_span("outrider.request", request.traceparent, {"outrider.request_id": request.request_id})
-        outcome, complete = "cancelled", None
+        outcome, complete, num_delivered = "cancelled", None, 0
         try:
             check_request(request, self._config.sessions.drafters)
             async with self._admission.place(request.deadline_s):
@@ -123,6 +123,8 @@ class Router:
                     async for event in events:
                         if isinstance(event, Complete):
                             outcome, complete = event.finish_reason, event
+                        else:
+                            num_delivered += len(event.token_ids)
                         yield event
         except OutriderError as error:
             outcome = type(error).__name__
@@ -131,7 +133,7 @@ class Router:
             outcome = "InternalError"
             raise
         finally:
-            self._observer.request_finished(RequestRecord(outcome, complete))
+            self._observer.request_finished(RequestRecord(outcome, complete, num_delivered))
             _end_span(span, outcome, complete)
 
     async def tokenize(

@@ -78,7 +78,7 @@ async def test_usage_and_defaults(tokenizer: Tokenizer) -> None:
     assert complete.usage.prompt_tokens == tokenizer.count("hello fox")
     assert complete.usage.completion_tokens == len(ids) == 256
     assert text == tokenizer.decode(ids)
-    assert served.recorder.requests == [RequestRecord("length", complete)]
+    assert served.recorder.requests == [RequestRecord("length", complete, num_delivered=256)]
     assert served.recorder.rounds == complete.speculation.rounds
 
 
@@ -207,10 +207,19 @@ async def test_many_cancelled_requests_leave_nothing_behind(tokenizer: Tokenizer
 
 async def test_deadline_counts_from_arrival(tokenizer: Tokenizer) -> None:
     served = Served(tokenizer)
+    num_delivered = 0
     with pytest.raises(DeadlineExceeded):
-        await generate(served, replace(HELLO, deadline_s=0.5))
+        async for event in served.router.generate(replace(HELLO, deadline_s=0.5)):
+            num_delivered += len(event.token_ids)
     assert served.target.open_sessions == served.draft.open_sessions == 0
-    assert served.recorder.requests == [RequestRecord("DeadlineExceeded", None)]
+    assert served.recorder.requests == [RequestRecord("DeadlineExceeded", None, num_delivered)]
+
+
+async def test_a_resumed_call_delivers_only_the_rest(tokenizer: Tokenizer) -> None:
+    served = Served(tokenizer)
+    _, ids, complete = await generate(served, HELLO)
+    await generate(served, replace(HELLO, resume_from=tuple(ids[:200])))
+    assert [record.num_delivered for record in served.recorder.requests] == [256, 56]
 
 
 async def test_no_target_yet(tokenizer: Tokenizer) -> None:

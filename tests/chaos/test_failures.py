@@ -166,6 +166,20 @@ def test_a_killed_controller_is_not_noticed_by_a_stream(system: System, client: 
     assert (token_ids, complete.failovers) == (undisturbed.token_ids, 0)
 
 
+def test_cancelled_streams_and_deadlines_leave_nothing_behind(system: System, stub: Any) -> None:
+    """On both ranks of both groups: the fixture counts the blocks afterwards."""
+    request = Ask(prompt="the long way " * 8, sampling={"max_tokens": 300, "ignore_eos": True}).to_pb()
+    calls = [stub.Generate(request, timeout=60) for _ in range(100)]
+    calls += [stub.Generate(request, timeout=0.3) for _ in range(50)]
+    for turn, call in enumerate(calls[:50]):
+        for _ in range(turn % 3):
+            next(call)
+    for call in calls[:100]:
+        call.cancel()
+    codes = {call.code() for call in calls[100:]}
+    assert codes <= {grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.RESOURCE_EXHAUSTED}
+
+
 def test_streams_outlive_a_redeployment_of_everything(
     system: System, client: Client, stub: Any, config: OutriderConfig
 ) -> None:

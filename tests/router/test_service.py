@@ -207,17 +207,17 @@ async def test_many_cancelled_requests_leave_nothing_behind(tokenizer: Tokenizer
 
 async def test_deadline_counts_from_arrival(tokenizer: Tokenizer) -> None:
     served = Served(tokenizer)
-    num_delivered = 0
     with pytest.raises(DeadlineExceeded):
-        async for event in served.router.generate(replace(HELLO, deadline_s=0.5)):
-            num_delivered += len(event.token_ids)
+        await generate(served, replace(HELLO, deadline_s=0.5))
     assert served.target.open_sessions == served.draft.open_sessions == 0
-    assert served.recorder.requests == [RequestRecord("DeadlineExceeded", None, num_delivered)]
+    (record,) = served.recorder.requests
+    assert (record.outcome, record.complete) == ("DeadlineExceeded", None)
+    assert 0 < record.num_delivered < 256
 
 
 async def test_a_resumed_call_delivers_only_the_rest(tokenizer: Tokenizer) -> None:
     served = Served(tokenizer)
-    _, ids, complete = await generate(served, HELLO)
+    _, ids, _ = await generate(served, HELLO)
     await generate(served, replace(HELLO, resume_from=tuple(ids[:200])))
     assert [record.num_delivered for record in served.recorder.requests] == [256, 56]
 

@@ -31,10 +31,14 @@ def build(arguments: dict[str, Any]) -> Application:
 
 
 def build_app(config: OutriderConfig) -> Application:
-    """Target, draft and router, the router bound to the others."""
-    peers = {"target": _engine("Target", TargetDeployment, config.target, **_group(config.target)).bind(config)}
-    if config.draft.enabled:
+    """Target, draft and router, the router bound to the others; the draft may be another application's."""
+    peers: dict[str, Any] = {
+        "target": _engine("Target", TargetDeployment, config.target, **_group(config.target)).bind(config)
+    }
+    if config.draft.has_replicas:
         peers["draft"] = _engine("Draft", DraftDeployment, config.draft).bind(config)
+    elif config.draft.enabled:
+        peers["draft"] = serve.get_deployment_handle("Draft", config.draft.application)
     router = _deployment(
         "Router",
         RouterDeployment,

@@ -207,10 +207,12 @@ class Client:
     Args:
         address: host:port of the public gRPC API.
         resume_for_s: seconds without a new token for which a request whose server went away is resumed; 0 never.
+        application: which of several Serve applications behind the address is meant.
     """
 
-    def __init__(self, address: str, resume_for_s: float = RESUME_FOR_S) -> None:
+    def __init__(self, address: str, resume_for_s: float = RESUME_FOR_S, application: str = "") -> None:
         self.address, self._resume_for_s = address, resume_for_s
+        self._metadata = [("application", application)] if application else []
         self._channel = grpc.insecure_channel(address, options=_OPTIONS)
         self._stub = pb_grpc.GenerationStub(self._channel)
 
@@ -251,12 +253,14 @@ class Client:
 
     def call(self, request: pb.GenerateRequest, timeout_s: float | None) -> Any:
         """One call, not resumed: an iterator of responses that raises grpc.RpcError."""
-        return self._stub.Generate(request, timeout=timeout_s)
+        return self._stub.Generate(request, timeout=timeout_s, metadata=self._metadata)
 
     def model_info(self, timeout_s: float = 10.0) -> pb.GetModelInfoResponse:
         """What is served. Raises CallFailed."""
         try:
-            info: pb.GetModelInfoResponse = self._stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=timeout_s)
+            info: pb.GetModelInfoResponse = self._stub.GetModelInfo(
+                pb.GetModelInfoRequest(), timeout=timeout_s, metadata=self._metadata
+            )
             return info
         except grpc.RpcError as error:
             raise self.failure(error) from error

@@ -118,6 +118,15 @@ class Draft(Engine):
     """Hugging Face folder, or a built-in model's name. It must share the target's vocabulary."""
     enabled: bool = True
     """Off starts no draft replica; n-gram drafting remains."""
+    application: str = ""
+    """Another Serve application whose draft replicas propose here too; this one then starts none. Their target must
+    have the vocabulary of this one's."""
+
+    @property
+    def has_replicas(self) -> bool:
+        """Whether this application starts draft replicas of its own."""
+        return self.enabled and not self.application
+
     top_probs: Annotated[int, Field(ge=1, le=1024)] = 32
     """Tokens a sampled draft distribution is cut to; it is what the draft samples from and what it sends."""
     reproducible: Reproducible = Reproducible(enabled=False)

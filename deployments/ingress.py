@@ -60,7 +60,8 @@ class RouterDeployment:
 
         def keep(kind: str, handle: DeploymentHandle[Any], pool: Pool[Any], client: type[Any]) -> None:
             seen = partial(metrics.engines_seen, kind)
-            keeper: PeerKeeper[Any] = PeerKeeper(handle, pool, client, seen, config.router.peer_refresh_s)
+            period_s, fingerprint = config.router.peer_refresh_s, tokenizer.fingerprint()
+            keeper: PeerKeeper[Any] = PeerKeeper(handle, pool, client, seen, period_s, fingerprint)
             pool.look = keeper.look_now
             self._keepers.append(keeper)
 

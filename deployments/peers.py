@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar, cast
 
@@ -12,6 +13,8 @@ from router.peers import Pool
 from rpc.clients import DraftClient, TargetClient
 
 ANSWER_TIMEOUT_S = 2.0
+
+_log = logging.getLogger(__name__)
 
 ClientT = TypeVar("ClientT", bound=TargetClient | DraftClient)
 
@@ -25,6 +28,7 @@ class PeerKeeper(Generic[ClientT]):
         client: TargetClient or DraftClient.
         seen: told the endpoints of every look.
         period_s: seconds between two looks.
+        tokenizer: fingerprint of the vocabulary; replicas that have another are left out.
     """
 
     def __init__(
@@ -34,9 +38,11 @@ class PeerKeeper(Generic[ClientT]):
         client: type[ClientT],
         seen: Callable[[Sequence[Endpoint]], None],
         period_s: float,
+        tokenizer: str,
     ) -> None:
-        self._pool, self._client, self._seen = pool, client, seen
+        self._pool, self._client, self._seen, self._tokenizer = pool, client, seen, tokenizer
         self._clients: dict[str, ClientT] = {}
+        self._strangers: set[str] = set()
         self._discovery = Discovery(handle, self._found, self._ask_each, period_s=period_s)
         self._watching = asyncio.create_task(self._discovery.run())
 
@@ -52,7 +58,7 @@ class PeerKeeper(Generic[ClientT]):
 
     async def _found(self, endpoints: Sequence[Endpoint]) -> None:
         self._seen(endpoints)
-        here = {endpoint.address for endpoint in endpoints}
+        here = {endpoint.address for endpoint in endpoints if self._shares_vocabulary(endpoint)}
         gone = [self._clients.pop(address) for address in set(self._clients) - here]
         for address in here - set(self._clients):
             try:
@@ -62,6 +68,14 @@ class PeerKeeper(Generic[ClientT]):
         self._pool.replace(self._clients)
         for client in gone:
             await client.close()
+
+    def _shares_vocabulary(self, endpoint: Endpoint) -> bool:
+        if endpoint.info.tokenizer == self._tokenizer:
+            return True
+        if endpoint.address not in self._strangers:
+            _log.warning("%s at %s has another vocabulary: left out", endpoint.info.model, endpoint.address)
+            self._strangers.add(endpoint.address)
+        return False
 
     async def _ask_each(self) -> None:
         """Nobody knows who is there: those that do not answer are let go of, and their sessions go on elsewhere."""

@@ -45,7 +45,7 @@ def local_system(config: OutriderConfig) -> Iterator[str]:
 
 def prepare(config: OutriderConfig) -> None:
     """Everything that can be wrong without a cluster: models, the pair, memory, ports. Shows where memory will go."""
-    if config.draft.enabled:
+    if config.draft.has_replicas:
         draft_settings(config)
     for name in ("grpc_port", "http_port"):
         port = getattr(config.server, name)
@@ -57,7 +57,7 @@ def prepare(config: OutriderConfig) -> None:
 def _logical_cpus(config: OutriderConfig) -> int:
     """Ray places by logical CPUs; a small machine runs all replicas of a demo all the same."""
     parts: list[Engine | Router] = [config.router, *[config.target] * config.target.tensor_parallel_size]
-    if config.draft.enabled:
+    if config.draft.has_replicas:
         parts.append(config.draft)
     wanted = sum(part.num_replicas * float(part.ray_actor_options.get("num_cpus", 1)) for part in parts)
     return max(math.ceil(wanted), os.cpu_count() or 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
@@ -19,6 +20,7 @@ class Replicas:
 
     def __init__(self, *addresses: str) -> None:
         self.addresses, self.answering = list(addresses), True
+        self.strangers: set[str] = set()
 
     def broadcast(self, method_name: str) -> Replicas:
         return self
@@ -26,7 +28,10 @@ class Replicas:
     async def results_async(self, **limits: Any) -> list[Endpoint]:
         if not self.answering:
             raise TimeoutError
-        return [Endpoint(address, INFO) for address in self.addresses]
+        return [
+            Endpoint(address, replace(INFO, tokenizer="another") if address in self.strangers else INFO)
+            for address in self.addresses
+        ]
 
 
 class FakeClient:
@@ -66,7 +71,12 @@ class Watch:
     def __init__(self, *addresses: str) -> None:
         self.replicas, self.pool, self.findings = Replicas(*addresses), Pool[Any](), Findings()
         self.keeper: PeerKeeper[Any] = PeerKeeper(
-            self.replicas, self.pool, FakeClient, self.findings.queue.put_nowait, period_s=3600
+            self.replicas,
+            self.pool,
+            FakeClient,
+            self.findings.queue.put_nowait,
+            period_s=3600,
+            tokenizer=INFO.tokenizer,
         )
 
     async def look(self) -> None:
@@ -110,4 +120,15 @@ async def test_a_hung_replica_is_let_go_of_though_it_makes_every_look_time_out()
         await asyncio.sleep(0)
     assert watch.pool.any().address == "b:2"
     assert sorted(FakeClient.log[2:]) == ["ask a:1", "ask b:2", "close a:1"]
+    await watch.keeper.close()
+
+
+async def test_a_replica_with_another_vocabulary_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    watch = Watch("a:1", "b:2")
+    watch.replicas.strangers.add("a:1")
+    await watch.look()
+    watch.keeper.look_now()
+    await watch.look()
+    assert FakeClient.log == ["connect b:2"]
+    assert caplog.text.count("another vocabulary") == 1
     await watch.keeper.close()

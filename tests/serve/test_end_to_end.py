@@ -14,6 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from deployments import cli
 from deployments.client import Ask, Client
+from deployments.config import Draft, OutriderConfig
 from rpc.pb import generation_pb2 as pb
 from tests.serve.collector import Collector
 from tests.serve.conftest import WINDOW, System
@@ -206,6 +207,30 @@ def test_requests_that_need_many_times_the_blocks_all_complete(system: System, s
     ]
     for call in calls:
         assert sum(len(response.delta.token_ids) for response in call if response.HasField("delta")) == 150
+
+
+def test_one_draft_serves_the_targets_of_two_applications(
+    system: System, config: OutriderConfig, client: Client
+) -> None:
+    from ray import serve
+
+    from deployments.app import build_app
+
+    ask = Ask(prompt="the fox", drafter="draft_model", sampling={"max_tokens": 48, "ignore_eos": True})
+    first = client.generate(ask)
+    target = config.target.model_copy(update={"ray_actor_options": {"num_cpus": 0}})  # the cluster is full
+    second = {"target": target, "draft": Draft(model=config.draft.model, application="outrider")}
+    serve.run(build_app(config.model_copy(update=second)), name="second", route_prefix="/second")
+    try:
+        with Client(system.address, application="second") as other:
+            assert until(lambda: other.model_info().draft_model != "", 30.0)
+            answer = other.generate(ask)
+            assert answer.token_ids == first.token_ids
+            assert answer.complete.speculation.accepted_tokens > 0
+            assert set(serve.status().applications["second"].deployments) == {"Target", "Router"}
+    finally:
+        serve.delete("second")
+    assert until(lambda: bool(client.model_info().draft_model), 30.0)
 
 
 def test_deadlines_end_the_work_too(system: System, stub: Any) -> None:

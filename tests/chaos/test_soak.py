@@ -29,7 +29,7 @@ from tests.chaos.conftest import System
 from tests.chaos.ledger import Entry, Ledger, Outcome
 from tests.waiting import until
 
-SECONDS = float(os.environ.get("SOAK_SECONDS", "45"))
+SECONDS = float(os.environ.get("SOAK_SECONDS", "30"))
 
 pytestmark = [
     pytest.mark.serve,

@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
 from cluster.discovery import Endpoint
 from cluster.local import free_port
-from deployments.client import Client
 from deployments.config import OutriderConfig
 from deployments.config_file import parse_config
 from deployments.system import local_system
 from tests.chaos import processes
-from tests.serve.conftest import model_folders  # noqa: F401 - a fixture
+from tests.serve.conftest import client, model_folders, stub  # noqa: F401 - fixtures, over this package's system
 from tests.waiting import until
 
 NUM_GROUPS, GROUP_SIZE, NUM_ROUTERS = 2, 2, 2
@@ -110,19 +108,3 @@ def system(running: System) -> Iterator[System]:
     assert until(running.is_whole, 90.0), running.endpoints("Target")
     assert until(running.is_at_rest, 5.0), running.endpoints("Target")
     running.check_integrity()
-
-
-@pytest.fixture
-def client(system: System) -> Iterator[Client]:
-    with Client(system.address) as client:
-        yield client
-
-
-@pytest.fixture
-def stub(system: System) -> Iterator[Any]:
-    import grpc
-
-    from rpc.pb import generation_pb2_grpc
-
-    with grpc.insecure_channel(system.address) as channel:
-        yield generation_pb2_grpc.GenerationStub(channel)

@@ -21,7 +21,7 @@ from engine.judge import shared_choice
 from engine.loading import load_model
 from engine.planner import Demand, Span
 from engine.proposal import Proposal, SparseProbs, State
-from engine.runner import Runner
+from engine.runner import Executor, Runner
 from engine.sampling import SamplingParams
 from engine.sequence import Sequence
 from engine.settings import DraftSettings
@@ -68,7 +68,7 @@ class DraftEngine:
 
     def __init__(self, runner: Runner, top_probs: int = 32, seed: int = 0) -> None:
         self._runner, self._top_probs = runner, top_probs
-        self._head_ids = runner.model.head_token_ids
+        self._head_ids = runner.device.head_token_ids
         if self._head_ids is not None and int(self._head_ids.max()) >= runner.vocab_size:
             raise PairMismatch(f"the draft's head has ids past the {runner.vocab_size} that the tokenizer knows")
         self._sessions: OrderedDict[int, _Session] = OrderedDict()
@@ -227,5 +227,5 @@ class DraftEngine:
 
 def build_draft_engine(settings: DraftSettings) -> DraftEngine:
     """Loads the model and makes the engine. Raises ModelNotFound or PairMismatch."""
-    runner = Runner(settings.engine, load_model(settings.engine, settings.target_path))
+    runner = Runner(settings.engine, Executor(settings.engine, load_model(settings.engine, settings.target_path)))
     return DraftEngine(runner, settings.top_probs, settings.engine.seed)

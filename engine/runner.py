@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Listed
+from typing import Protocol
 
 import torch
 
@@ -17,7 +18,7 @@ from engine.batch import StepRows, build_batch
 from engine.blocks import BlockPool
 from engine.info import EngineInfo
 from engine.kv_cache import KVCache
-from engine.model import LanguageModel
+from engine.model import LanguageModel, ModelShape
 from engine.parallel import TensorParallel
 from engine.planner import Demand, Kind, RowBudget, StepPlan, plan_step
 from engine.sequence import Sequence
@@ -29,8 +30,27 @@ PARKED_AFTER_S = 1.0
 CPU_ROW_MULTIPLE = 4  # on CPU a one-row bf16 product is no faster than a four-row one
 
 
+class Device(Protocol):
+    """What a runner plans for: something that computes the logits of rows and remembers their keys and values."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def shape(self) -> ModelShape: ...
+
+    @property
+    def head_token_ids(self) -> torch.Tensor | None:
+        """int64 [head_vocab], the token each logit is for; None when logits are for ids 0, 1, …."""
+        ...
+
+    def forward(self, step: StepRows) -> torch.Tensor:
+        """Logits of the wanted rows, span by span, [n, head_vocab]; they are there when it returns."""
+        ...
+
+
 class Executor:
-    """A model, or one rank's part of it, with its KV cache.
+    """A Device with a model, or one rank's part of it, and its KV cache.
 
     Args:
         settings: sizes and shapes.
@@ -38,8 +58,8 @@ class Executor:
     """
 
     def __init__(self, settings: EngineSettings, model: LanguageModel) -> None:
-        shape = model.shape
         self._settings, self.model = settings, model
+        self.shape, self.head_token_ids = (shape := model.shape), model.head_token_ids
         self.device = torch.device(settings.device)
         self.cache = KVCache(
             shape.num_layers,
@@ -53,7 +73,6 @@ class Executor:
         _log.info("%s: attention %s, %d KV blocks", settings.model_name, self.attention, settings.num_blocks)
 
     def forward(self, step: StepRows) -> torch.Tensor:
-        """Logits of the wanted rows, span by span, [n, head_vocab]; they are there when it returns."""
         shapes = self._settings.shapes
         batch = build_batch(step, self._settings.block_size, self.device, fixed=shapes is not None)
         logits = self.model.forward(batch, self.cache, self._attend, shapes.generated_rows if shapes else None)
@@ -67,7 +86,7 @@ class Runner:
 
     Args:
         settings: sizes and shapes.
-        model: the loaded model.
+        device: what forwards run on.
         clock: seconds, monotonic.
         parallel: the group this process leads, if the model is spread over one.
     """
@@ -75,35 +94,34 @@ class Runner:
     def __init__(
         self,
         settings: EngineSettings,
-        model: LanguageModel,
+        device: Device,
         clock: Callable[[], float] = time.perf_counter,
         parallel: TensorParallel | None = None,
     ) -> None:
-        self.settings, self.model, self._clock, self._parallel = settings, model, clock, parallel
-        self._executor = Executor(settings, model)
+        self.settings, self.device, self._clock, self._parallel = settings, device, clock, parallel
         self.pool = BlockPool(settings.num_blocks, settings.block_size)
-        pad_to = CPU_ROW_MULTIPLE if self._executor.device.type == "cpu" else 1
+        pad_to = CPU_ROW_MULTIPLE if device.device.type == "cpu" else 1
         self.budget = RowBudget(settings.max_num_batched_tokens, settings.shapes, pad_to)
         self._last_kind = Kind.GENERATED
         self.forwards, self.forward_s = 0, 0.0
 
     @property
     def vocab_size(self) -> int:
-        return min(self.model.shape.vocab_size, self.settings.vocab_size or self.model.shape.vocab_size)
+        return min(self.device.shape.vocab_size, self.settings.vocab_size or self.device.shape.vocab_size)
 
     @property
     def max_context_length(self) -> int:
         """Most tokens of one session: the configured limit, the model's window, and what the pool could hold."""
         pool_tokens = (self.pool.num_blocks - 1) * self.pool.block_size
-        configured = self.settings.max_context_length or self.model.shape.max_context_length
-        return min(configured, self.model.shape.max_context_length, pool_tokens)
+        configured = self.settings.max_context_length or self.device.shape.max_context_length
+        return min(configured, self.device.shape.max_context_length, pool_tokens)
 
     def info(self, running_sessions: int) -> EngineInfo:
         return EngineInfo(
             model=self.settings.model_name or self.settings.model_path.name,
             vocab_size=self.vocab_size,
             max_context_length=self.max_context_length,
-            eos_token_ids=self.model.shape.eos_token_ids,
+            eos_token_ids=self.device.shape.eos_token_ids,
             max_proposal_tokens=self.budget.max_proposal_tokens,
             num_blocks=self.pool.num_blocks,
             free_blocks=self.pool.num_free,
@@ -146,7 +164,7 @@ class Runner:
 
     def _execute(self, step: StepRows) -> torch.Tensor:
         if self._parallel is None:
-            return self._executor.forward(step)
+            return self.device.forward(step)
         with self._parallel.together("forward"):
             self._parallel.send_step(step.packed())
-            return self._executor.forward(step)
+            return self.device.forward(step)

@@ -20,7 +20,7 @@ from engine.loading import load_model
 from engine.parallel import TensorParallel
 from engine.planner import Demand, Span
 from engine.proposal import FinishReason, Proposal, State, Verdict
-from engine.runner import Runner
+from engine.runner import Executor, Runner
 from engine.sampling import SamplingParams, StopParams
 from engine.sequence import Sequence
 from engine.settings import EngineSettings
@@ -115,7 +115,7 @@ class TargetEngine:
         self._check_open(session, prompt, committed, sampling, stops)
         tokens = [*prompt, *committed]
         sequence = Sequence(tokens, len(prompt))
-        ending_ids = stops.ending_ids(self._runner.model.shape.eos_token_ids)
+        ending_ids = stops.ending_ids(self._runner.device.shape.eos_token_ids)
         self._sessions[session] = _Session(sequence, sampling, stops, ending_ids, State.of(tokens))
 
     def _check_open(
@@ -312,7 +312,8 @@ def build_target_engine(settings: EngineSettings, parallel: TensorParallel | Non
         InvalidArgument, ModelNotFound: as load_model.
         Unavailable: a rank of the group is gone.
     """
-    runner = Runner(settings, load_model(settings, parallel=parallel), parallel=parallel)
+    device = Executor(settings, load_model(settings, parallel=parallel))
+    runner = Runner(settings, device, parallel=parallel)
     if parallel is not None:
         parallel.wait_until_loaded()
     return TargetEngine(runner, settings.seed)

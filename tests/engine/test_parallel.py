@@ -247,7 +247,7 @@ def test_a_reproducible_row_does_not_depend_on_its_place_among_four_ranks(folder
 def test_each_rank_holds_its_part_only(folder, followers, size):
     settings = settings_for(folder)
     with lead(settings, followers[: size - 1]) as engine:
-        model, cache = engine._runner.model, engine._runner._executor.cache
+        model, cache = engine._runner.device.model, engine._runner.device.cache
         parts = {p.data_ptr(): p.numel() for module in (model.decoder, model.head) for p in module.parameters()}
         kv_bytes = sum(t.numel() * 4 for t in (*cache.keys, *cache.values))
     rank = plan_memory(settings, size, 2**30)[0]

@@ -12,7 +12,7 @@ from engine.errors import EngineFault, InvalidArgument, Overloaded, UnknownSessi
 from engine.loading import load_model
 from engine.planner import RowShapes
 from engine.proposal import Proposal, State
-from engine.runner import Runner
+from engine.runner import Executor, Runner
 from engine.sampling import SamplingParams, StopParams
 from engine.settings import EngineSettings
 from engine.target import TargetEngine, build_target_engine
@@ -212,7 +212,7 @@ def test_sessions_that_want_nothing_for_long_give_up_their_blocks(target_folder)
     """A slow reader's session must not keep others out; a moment between two rounds costs it nothing."""
     now = 0.0
     settings = EngineSettings(target_folder, num_blocks=9, block_size=8, dtype="float32")
-    engine = TargetEngine(Runner(settings, load_model(settings), clock=lambda: now))
+    engine = TargetEngine(Runner(settings, Executor(settings, load_model(settings)), clock=lambda: now))
     for small in (1, 2, 3):
         engine.open(small, [small + 2] * 12, [], SamplingParams(), StopParams(max_tokens=2))
         next_verdict(engine, small)
@@ -346,7 +346,7 @@ def test_bad_sessions_are_refused_by_field(target_folder):
 def test_nan_fails_its_session_only(target_folder):
     engine = make_engine(target_folder)
     engine.open(1, [5, 6], [], SamplingParams(), StopParams(max_tokens=4))
-    engine._runner.model.head = lambda hidden: torch.full((len(hidden), VOCAB), float("nan"))
+    engine._runner.device.model.head = lambda hidden: torch.full((len(hidden), VOCAB), float("nan"))
     ((session, outcome),) = engine.step()
     assert session == 1
     assert isinstance(outcome, EngineFault)

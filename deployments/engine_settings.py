@@ -1,23 +1,21 @@
-"""Owns the way from configuration to engine settings: sizes in blocks, devices, folders. Torch-free."""
+"""Owns the way from configuration to engine settings: sizes in blocks, devices, folders. Torch-free at import."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from deployments.config import Engine, OutriderConfig, Target
 from deployments.config_file import ConfigError
 from deployments.models import resolve_model
-from deployments.pairs import check_pair, read_config
+from deployments.pairs import check_pair
 from engine.planner import RowShapes
 from engine.settings import DraftSettings, EngineSettings
+from engine.sizes import ModelSizes, read_model_config
 from router.tokenizer import Tokenizer
-
-_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
 def target_settings(config: OutriderConfig) -> EngineSettings:
-    """Settings of the target engine. Raises ModelNotFound, ConfigError."""
+    """Settings of the target engine. Raises ModelNotFound, ConfigError; InvalidArgument if it cannot be cut so."""
     folder = resolve_model(config.target.model)
     return _settings(config.target, folder, Tokenizer(folder))
 
@@ -63,7 +61,9 @@ def _num_blocks(engine: Engine, folder: Path) -> int:
         return cache.num_blocks
     assert cache.memory_gib is not None  # KVCache's own rule: exactly one of the two
     ranks = engine.tensor_parallel_size if isinstance(engine, Target) else 1
-    block_bytes = kv_bytes_per_token(read_config(folder), _BYTES[engine.dtype]) * cache.block_size / ranks
+    sizes = ModelSizes.of(read_model_config(folder))
+    sizes.check_divides(ranks)
+    block_bytes = sizes.kv_block_bytes(cache.block_size, engine.dtype, ranks)
     blocks = int(cache.memory_gib * 2**30 // block_bytes)
     if blocks < 2:
         section = "target" if isinstance(engine, Target) else "draft"
@@ -72,12 +72,3 @@ def _num_blocks(engine: Engine, folder: Path) -> int:
             f"one block of {cache.block_size} tokens of {engine.model} takes {block_bytes / 2**30:.4f} GiB"
         )
     return blocks
-
-
-def kv_bytes_per_token(config: dict[str, Any], bytes_per_number: int) -> int:
-    """Bytes of keys and values that one token takes in all layers of a model with this config.json."""
-    heads = config["num_attention_heads"]
-    head_dim = config.get("head_dim") or config["hidden_size"] // heads
-    kv_heads = config.get("num_key_value_heads") or heads
-    per_token: int = 2 * config["num_hidden_layers"] * kv_heads * head_dim * bytes_per_number
-    return per_token

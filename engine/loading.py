@@ -17,11 +17,11 @@ from torch import nn
 
 from engine.errors import InvalidArgument, ModelNotFound, PairMismatch
 from engine.linear import PackedLinear, pack_linears, packing_pays
-from engine.memory import SIZE_FIELD, ModelSizes
 from engine.model import ATTENTION_NAME, LanguageModel, ModelShape
 from engine.parallel import TensorParallel
 from engine.settings import EngineSettings
 from engine.shards import plain_linear, use_local_layers
+from engine.sizes import SIZE_FIELD, ModelSizes, read_model_config
 
 PACK_ROWS = 8
 
@@ -60,15 +60,15 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 def model_shape(config: Any, generation_eos: int | list[int] | None = None) -> ModelShape:
     """Dimensions from a transformers config."""
-    num_heads = config.num_attention_heads
+    sizes = ModelSizes.of(config)
     eos = generation_eos if generation_eos is not None else config.eos_token_id
     return ModelShape(
-        num_layers=config.num_hidden_layers,
-        num_heads=num_heads,
-        num_kv_heads=getattr(config, "num_key_value_heads", None) or num_heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // num_heads,
-        vocab_size=config.vocab_size,
-        max_context_length=config.max_position_embeddings,
+        num_layers=sizes.num_layers,
+        num_heads=sizes.num_heads,
+        num_kv_heads=sizes.num_kv_heads,
+        head_dim=sizes.head_dim,
+        vocab_size=sizes.vocab_size,
+        max_context_length=sizes.max_context_length,
         eos_token_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,),
     )
 
@@ -82,10 +82,9 @@ def _load_folder(settings: EngineSettings) -> LanguageModel:
 
 
 def _load_part(settings: EngineSettings, parallel: TensorParallel) -> LanguageModel:
-    from transformers import AutoConfig
     from transformers.distributed.configuration_utils import DistributedConfig
 
-    ModelSizes.of(AutoConfig.from_pretrained(settings.model_path)).check_divides(parallel.size)
+    ModelSizes.of(read_model_config(settings.model_path)).check_divides(parallel.size)
     with parallel.together("loading"):
         model = _from_pretrained(
             settings, distributed_config=DistributedConfig(tp_size=parallel.size, tp_plan="auto")

@@ -13,71 +13,18 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from engine.errors import InvalidArgument, ModelNotFound
 from engine.planner import RowShapes
-from engine.settings import Dtype, EngineSettings
+from engine.settings import EngineSettings
+from engine.sizes import DTYPE_BYTES, SIZE_FIELD, ModelSizes, read_model_config
 
-SIZE_FIELD = "target.tensor_parallel_size"
 _BLOCKS_FIELD = "target.kv_cache.num_blocks"
-_DTYPE_BYTES: Mapping[Dtype, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
 _JUDGED_BYTES = 8  # distributions are judged in float64
 _LEAST_BLOCKS = 2  # one is scratch
 _CUT_BY_OUTPUTS = frozenset({"colwise", "colwise_gather_output", "colwise_rep", "packed_colwise", "embedding_rowwise"})
 _CUT_BY_INPUTS = frozenset({"rowwise", "rowwise_rep", "rowwise_split_input", "packed_rowwise", "embedding_colwise"})
 _MODEL_WIDE = {"embed_tokens": "embedding_rowwise", "lm_head": "colwise_gather_output"}
-
-
-@dataclass(frozen=True, slots=True)
-class ModelSizes:
-    """What of a model decides how it can be cut and how much it holds."""
-
-    num_layers: int
-    hidden_size: int
-    intermediate_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    vocab_size: int
-    max_context_length: int
-
-    @classmethod
-    def of(cls, config: Any) -> ModelSizes:
-        """From a transformers config."""
-        text = config.get_text_config()
-        heads = text.num_attention_heads
-        return cls(
-            num_layers=text.num_hidden_layers,
-            hidden_size=text.hidden_size,
-            intermediate_size=text.intermediate_size,
-            num_heads=heads,
-            num_kv_heads=getattr(text, "num_key_value_heads", None) or heads,
-            head_dim=getattr(text, "head_dim", None) or text.hidden_size // heads,
-            vocab_size=text.vocab_size,
-            max_context_length=text.max_position_embeddings,
-        )
-
-    def check_divides(self, tp_size: int) -> None:
-        """Raises InvalidArgument, with the numbers, unless every size that is cut divides by `tp_size`."""
-        cut = {
-            "attention heads": self.num_heads,
-            "key/value heads": self.num_kv_heads,
-            "MLP features": self.intermediate_size,
-            "vocabulary entries": self.vocab_size,
-        }
-        uneven = [f"{count} {what}" for what, count in cut.items() if count % tp_size]
-        if uneven:
-            common = math.gcd(*cut.values())
-            fit = [str(size) for size in range(1, self.num_kv_heads + 1) if common % size == 0]
-            raise InvalidArgument(
-                SIZE_FIELD, tp_size, f"a size that divides this model's {', '.join(uneven)}: {', '.join(fit)}"
-            )
-
-    def kv_block_bytes(self, settings: EngineSettings, tp_size: int) -> int:
-        """Keys and values of one block, on one rank."""
-        per_token = 2 * self.num_layers * (self.num_kv_heads // tp_size) * self.head_dim
-        return per_token * settings.block_size * _DTYPE_BYTES[settings.dtype]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,17 +62,6 @@ def plan_memory(settings: EngineSettings, tp_size: int, available: int) -> tuple
     return ranks
 
 
-def kv_blocks_that_fit(settings: EngineSettings, tp_size: int, available: int) -> int:
-    """Most KV blocks, the scratch block included, beside weights and activations; 0 when those alone do not fit.
-
-    Raises:
-        ModelNotFound, InvalidArgument: as plan_memory, but never because memory is short.
-    """
-    model = _Model.read(settings.model_path)
-    model.sizes.check_divides(tp_size)
-    return model.blocks_that_fit(settings, tp_size, available)
-
-
 def available_bytes(device: str) -> int:
     """Bytes free on `device` now: of the GPU, or of the machine's memory."""
     if device.startswith("cuda"):
@@ -155,21 +91,14 @@ class _Model:
 
     @classmethod
     def read(cls, folder: Path) -> _Model:
-        from transformers import AutoConfig
-
-        if not (folder / "config.json").is_file():
-            raise ModelNotFound(f"{folder / 'config.json'}: no such file; it tells the sizes of the model")
-        try:
-            config = AutoConfig.from_pretrained(folder)
-        except (OSError, ValueError) as error:
-            raise ModelNotFound(f"{folder / 'config.json'}: {str(error).splitlines()[0]}") from error
+        config = read_model_config(folder)
         plan = {**_MODEL_WIDE, **(config.get_text_config().base_model_tp_plan or {})}
         is_tied = bool(getattr(config.get_text_config(), "tie_word_embeddings", False))
         return cls(ModelSizes.of(config), dict(_tensors(folder)), plan, is_tied)
 
     def plan(self, settings: EngineSettings, tp_size: int, available: int) -> tuple[RankMemory, ...]:
         weights, blocks = self._weights(settings, tp_size), settings.num_blocks
-        kv_blocks = blocks * self.sizes.kv_block_bytes(settings, tp_size)
+        kv_blocks = blocks * self.sizes.kv_block_bytes(settings.block_size, settings.dtype, tp_size)
         return tuple(
             RankMemory(
                 rank, available, weights, kv_blocks, self._activations(settings, tp_size, blocks, judges=rank == 0)
@@ -179,7 +108,7 @@ class _Model:
 
     def blocks_that_fit(self, settings: EngineSettings, tp_size: int, available: int) -> int:
         left = available - self._weights(settings, tp_size)
-        block_bytes = self.sizes.kv_block_bytes(settings, tp_size)
+        block_bytes = self.sizes.kv_block_bytes(settings.block_size, settings.dtype, tp_size)
 
         def needed(blocks: int) -> int:  # grows with the blocks, and attention with the context they allow
             return blocks * block_bytes + self._activations(settings, tp_size, blocks, judges=True)
@@ -190,7 +119,7 @@ class _Model:
         numbers = sum(math.prod(shape) // self._ways(name, shape, tp_size) for name, shape in self.tensors.items())
         if self.is_tied and settings.device == "cpu" and settings.dtype == "bfloat16":
             numbers += self.sizes.vocab_size * self.sizes.hidden_size // tp_size  # packed for oneDNN, beside the table
-        return numbers * _DTYPE_BYTES[settings.dtype]
+        return numbers * DTYPE_BYTES[settings.dtype]
 
     def _ways(self, name: str, shape: tuple[int, ...], tp_size: int) -> int:
         """Into how many parts a tensor is cut."""
@@ -208,7 +137,7 @@ class _Model:
         """
         sizes, shapes = self.sizes, settings.shapes
         rows = max(shapes.prompt_rows, shapes.generated_rows) if shapes else settings.max_num_batched_tokens
-        number = _DTYPE_BYTES[settings.dtype]
+        number = DTYPE_BYTES[settings.dtype]
         keys = min(num_blocks * settings.block_size, settings.max_context_length or sizes.max_context_length)
         heads = (sizes.num_heads + 2 * sizes.num_kv_heads) * sizes.head_dim
         stream = rows * (4 * sizes.hidden_size + max(3 * sizes.intermediate_size, 2 * heads) // tp_size)

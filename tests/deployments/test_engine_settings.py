@@ -6,23 +6,33 @@ import pytest
 
 from deployments.config import OutriderConfig
 from deployments.config_file import ConfigError, parse_config
-from deployments.engine_settings import draft_settings, kv_bytes_per_token, target_settings
+from deployments.engine_settings import draft_settings, target_settings
+from engine.errors import InvalidArgument
 
 
 def config_for(model_folder, **target: object) -> OutriderConfig:
-    folders = {"model": str(model_folder("target"))}, {"model": str(model_folder("draft"))}
+    """A pair of tiny Llamas: 2 layers of 4 query heads on 2 key heads of 16."""
+    llama = {"padding": 1, "config": {"model_type": "llama"}}
+    folders = [{"model": str(model_folder(name, **llama))} for name in ("target", "draft")]
     return parse_config({"target": {**folders[0], **target}, "draft": folders[1]}, "test")
-
-
-def test_kv_bytes_count_keys_and_values_of_all_layers() -> None:
-    config = {"num_attention_heads": 64, "num_key_value_heads": 8, "hidden_size": 8192, "num_hidden_layers": 80}
-    assert kv_bytes_per_token(config, 2) == 2 * 80 * 8 * 128 * 2
 
 
 def test_memory_becomes_blocks(model_folder) -> None:
     config = config_for(model_folder, dtype="float32", kv_cache={"memory_gib": 0.5, "block_size": 32})
     bytes_per_block = 2 * 2 * 2 * 16 * 4 * 32
     assert target_settings(config).num_blocks == 2**29 // bytes_per_block
+
+
+def test_memory_is_that_of_each_device(model_folder) -> None:
+    config = config_for(model_folder, tensor_parallel_size=2, dtype="float32", kv_cache={"memory_gib": 0.5})
+    bytes_per_block = 2 * 2 * 1 * 16 * 4 * 16  # one key head on each
+    assert target_settings(config).num_blocks == 2**29 // bytes_per_block
+
+
+def test_memory_on_more_devices_than_there_are_heads_is_refused(model_folder) -> None:
+    config = config_for(model_folder, tensor_parallel_size=4, kv_cache={"memory_gib": 0.5})
+    with pytest.raises(InvalidArgument, match=r"target\.tensor_parallel_size: found 4, .*2 key/value heads"):
+        target_settings(config)
 
 
 def test_too_little_memory_is_refused_with_the_numbers(model_folder) -> None:

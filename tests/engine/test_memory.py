@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from engine.errors import InvalidArgument, ModelNotFound
 from engine.loading import load_model
-from engine.memory import available_bytes, kv_blocks_that_fit, plan_memory
+from engine.memory import available_bytes, plan_memory
 from engine.planner import RowShapes
 from engine.runner import Executor
 from engine.settings import EngineSettings
@@ -44,6 +44,13 @@ def settings(folder: Path) -> EngineSettings:
     return EngineSettings(folder, dtype="float32", num_blocks=32, block_size=16)
 
 
+def blocks_that_fit(settings: EngineSettings, size: int, available: int) -> int:
+    """As the plan says of itself, asked for more than any device has room for."""
+    with pytest.raises(InvalidArgument) as refused:
+        plan_memory(replace(settings, num_blocks=1 << 30), size, available)
+    return int(re.search(r"at most (\d+) blocks", refused.value.allowed)[1])
+
+
 def test_one_rank_holds_what_the_headers_say(settings):
     (rank,) = plan_memory(settings, 1, 1 << 30)
     executor = Executor(settings, load_model(settings))
@@ -67,10 +74,9 @@ def test_ranks_share_what_is_cut_and_repeat_what_is_not(settings):
 @pytest.mark.parametrize("shapes", [None, RowShapes()])
 @pytest.mark.parametrize("max_context_length", [512, 1 << 20])
 def test_the_blocks_that_fit_do_and_one_more_does_not(settings, size, shapes, max_context_length):
-
     available = 8 * MIB
     settings = replace(settings, shapes=shapes, max_context_length=max_context_length)
-    blocks = kv_blocks_that_fit(settings, size, available)
+    blocks = blocks_that_fit(settings, size, available)
     assert blocks > 32
     assert min(rank.free for rank in plan_memory(replace(settings, num_blocks=blocks), size, available)) >= 0
     with pytest.raises(InvalidArgument, match=rf"at most {blocks} blocks"):
@@ -84,14 +90,13 @@ def test_too_little_memory_says_what_would_fit(settings):
     assert refused.value.field == "target.kv_cache.num_blocks"
     said = re.search(r"at most (\d+) blocks \(a context of (\d+) tokens\)", refused.value.allowed)
     blocks, context = map(int, said.groups())
-    assert blocks == kv_blocks_that_fit(wanted, 1, 16 * MIB)
+    assert blocks == blocks_that_fit(wanted, 1, 16 * MIB)
     assert context == min((blocks - 1) * 16, 1024)
     assert "target.tensor_parallel_size of 2" in refused.value.allowed
     plan_memory(wanted, 2, 16 * MIB)
 
 
 def test_a_device_that_cannot_hold_the_weights_fits_no_block(settings):
-    assert kv_blocks_that_fit(settings, 1, MIB) == 0
     with pytest.raises(InvalidArgument, match="nothing on such devices"):
         plan_memory(settings, 1, MIB)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import secrets
 import shutil
 import signal
@@ -21,6 +22,8 @@ from pathlib import Path
 
 OBJECT_STORE_BYTES = 96 * 2**20
 """Ray's object store. Nothing of size goes through it: tokens travel over gRPC."""
+
+_FIRST_INGRESS_PORT, _LAST_INGRESS_PORT, _INGRESS_PORTS = 20_000, 32_000, 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +127,21 @@ def _settings(cluster: LocalCluster, folder: Path) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "state"),
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port()),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()),
+        **_ingress_ports(),
     }
+
+
+def _ingress_ports() -> dict[str, str]:
+    """Where HAProxy finds routers. With Serve's own ports, systems on one machine answer for each other.
+
+    Below 32,768, where Linux begins to hand out ports to clients.
+    """
+    first = random.randrange(_FIRST_INGRESS_PORT, _LAST_INGRESS_PORT - 2 * _INGRESS_PORTS, 2 * _INGRESS_PORTS)
+    ports = {"RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": free_port(), "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": free_port()}
+    for kind, begin in (("HTTP", first), ("GRPC", first + _INGRESS_PORTS)):
+        ports[f"RAY_SERVE_DIRECT_INGRESS_MIN_{kind}_PORT"] = begin
+        ports[f"RAY_SERVE_DIRECT_INGRESS_MAX_{kind}_PORT"] = begin + _INGRESS_PORTS - 1
+    return {name: str(port) for name, port in ports.items()}
 
 
 @contextmanager

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import grpc
 import psutil
 import pytest
 
-from deployments.client import Ask, Client
+from deployments.client import Ask, Client, Result
 from deployments.config import OutriderConfig
 from rpc.errors import RETRY_TRAILER
 from rpc.pb import generation_pb2 as pb
@@ -150,6 +154,51 @@ def test_a_stopped_draft_costs_no_token_and_comes_back(system: System, client: C
     assert until(speculates, 30.0)
 
 
+def test_a_draft_at_a_tenth_of_its_speed_costs_no_token_and_is_used_again(
+    system: System, client: Client, stub: Any
+) -> None:
+    ask = Ask(prompt="the fox", sampling=LONG, drafter="draft_model")
+    plain = client.generate(Ask(prompt="the fox", sampling=LONG, speculation="off"))
+    (draft,) = system.endpoints("Draft")
+    heard_at, token_ids = [time.monotonic()], []
+    with slowed_tenfold(processes.replica("Draft", draft.address)):
+        for response in stub.Generate(ask.to_pb(), timeout=120):
+            heard_at.append(time.monotonic())
+            token_ids += response.delta.token_ids
+    assert (tuple(token_ids), response.complete.finish_reason) == (plain.token_ids, "length")
+    assert response.complete.speculation.dropped_proposals > 0
+
+    def speculates() -> bool:
+        short = Ask(prompt="the fox", sampling={**LONG, "max_tokens": 40}, drafter="draft_model")
+        return client.generate(short).complete.speculation.accepted_tokens > 0
+
+    back_at = time.monotonic()
+    assert until(speculates, 30.0)
+    silence_s = max(later - earlier for earlier, later in pairwise(heard_at))
+    print(f"longest silence {silence_s:.3f} s; speculation back after {time.monotonic() - back_at:.3f} s")
+
+
+@contextmanager
+def slowed_tenfold(process: psutil.Process) -> Iterator[None]:
+    """Has a process stopped for 90 ms of every 100."""
+    over = threading.Event()
+
+    def stop_and_go() -> None:
+        while not over.is_set():
+            process.suspend()
+            over.wait(0.09)
+            process.resume()
+            over.wait(0.01)
+
+    with ThreadPoolExecutor() as pool:
+        slowing = pool.submit(stop_and_go)
+        try:
+            yield
+        finally:
+            over.set()
+            slowing.result()
+
+
 def test_a_killed_controller_is_not_noticed_by_a_stream(system: System, client: Client, stub: Any) -> None:
     import ray
     from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
@@ -176,27 +225,52 @@ def test_cancelled_streams_and_deadlines_leave_nothing_behind(system: System, st
     assert codes <= {grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.RESOURCE_EXHAUSTED}
 
 
-def test_streams_outlive_a_redeployment_of_everything(
-    system: System, client: Client, stub: Any, config: OutriderConfig
-) -> None:
-    """Every replica is replaced by a new one: routers finish their streams, targets hand them on."""
+@pytest.mark.timeout(400)
+def test_streams_outlive_scaling_down_and_up(system: System, client: Client, stub: Any, config: OutriderConfig) -> None:
+    """One of two targets and one of two routers go, and come back, under streams that never pause.
+
+    Serve replaces every replica each time: routers finish their streams, targets hand theirs on.
+    """
     from ray import serve
 
     from deployments.app import APPLICATION, build_app
 
-    ask = Ask(prompt="the fox", sampling=SEEDED)
-    undisturbed = client.generate(ask)
-    before = {endpoint.address for endpoint in system.endpoints("Target")}
-    changed = config.model_copy(update={"router": config.router.model_copy(update={"max_queued": 65})})
-    with ThreadPoolExecutor() as pool:
-        redeployed = pool.submit(serve.run, build_app(changed), name=APPLICATION, route_prefix="/")
-        while not redeployed.done():
+    asks = [Ask(prompt=prompt, sampling=sampling) for prompt in ("the fox", "grüße 🦊") for sampling in (LONG, SEEDED)]
+    undisturbed = [client.generate(ask) for ask in asks]
+    scaled = threading.Event()
+
+    def keep_streaming(ask: Ask, expected: Result) -> int:
+        """Streams one after the other, until all is scaled; how many."""
+        ended = 0
+        while not scaled.is_set():
             token_ids, text, complete = stream(stub, ask, 1, lambda: None)
             assert complete is not None
-            assert (token_ids, text) == (undisturbed.token_ids, undisturbed.text)
-        redeployed.result()
+            assert complete.finish_reason == "length"
+            assert (token_ids, text) == (expected.token_ids, expected.text)
+            ended += 1
+        return ended
+
+    with ThreadPoolExecutor() as pool:
+        streams = [pool.submit(keep_streaming, *each) for each in zip(asks, undisturbed, strict=True)]
+        try:
+            for copies in (1, 2):
+                serve.run(build_app(scaled_to(copies, config)), name=APPLICATION, route_prefix="/")
+                assert until(partial(has_copies, system, copies), 90.0)
+        finally:
+            scaled.set()
+        assert all(streaming.result() > 0 for streaming in streams)
     assert until(system.is_whole, 90.0)
-    assert before.isdisjoint(endpoint.address for endpoint in system.endpoints("Target"))
+
+
+def scaled_to(copies: int, config: OutriderConfig) -> OutriderConfig:
+    """The same system with so many targets and routers."""
+    parts = {name: getattr(config, name).model_copy(update={"num_replicas": copies}) for name in ("target", "router")}
+    return config.model_copy(update=parts)
+
+
+def has_copies(system: System, copies: int) -> bool:
+    """Whether so many targets are left, and so many routers, those that still drain included."""
+    return len(system.endpoints("Target")) == copies == len(processes.workers("ray::ServeReplica:outrider:Router"))
 
 
 def test_two_thousand_open_requests_against_room_for_sixty_four(system: System) -> None:

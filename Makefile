@@ -64,9 +64,11 @@ stubs: setup  ## are the committed gRPC stubs those of proto/?
 	$(call protoc,$$fresh) && touch "$$fresh/rpc/pb/__init__.py" && \
 	diff -r --exclude=__pycache__ "$$fresh/rpc/pb" rpc/pb || { echo "stubs differ from proto/: run make proto" >&2; exit 1; }
 
-pytest: setup
-	$(call say,pytest)
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+pytest: setup  ## the tests: those of one process on all cores, then those that start a Ray, one by one
+	$(call say,pytest: one process each)
+	@$(BIN)/python -m pytest -n auto --maxprocesses 4 -m "not serve" $(PYTEST_ARGS)
+	$(call say,pytest: local Ray)
+	@$(BIN)/python -m pytest -m serve $(PYTEST_ARGS)
 
 soak: setup  ## 20 minutes of load and faults, then the books
 	$(call say,soak)

@@ -45,6 +45,8 @@ class Ask:
         speculation: "auto" or "off".
         drafter: "" or "auto" lets the policy pick; else "draft_model" or "ngram".
         max_draft_tokens: cap on K.
+        num_speculative_tokens: K, whatever pays; None leaves it to the router.
+        run_ahead: let the draft draft on while its proposal is verified.
         sampling: fields of pb.SamplingParams by name.
     """
 
@@ -54,16 +56,22 @@ class Ask:
     speculation: str = "auto"
     drafter: str = ""
     max_draft_tokens: int | None = None
+    num_speculative_tokens: int | None = None
+    run_ahead: bool = True
     sampling: Mapping[str, Any] | None = None
 
     def to_pb(self) -> pb.GenerateRequest:
         modes = {"auto": pb.Speculation.MODE_AUTO, "off": pb.Speculation.MODE_OFF}
         request = pb.GenerateRequest(
             sampling_params=pb.SamplingParams(**(self.sampling or {})),
-            speculation=pb.Speculation(mode=modes[self.speculation], drafter=self.drafter),
+            speculation=pb.Speculation(
+                mode=modes[self.speculation],
+                drafter=self.drafter,
+                max_draft_tokens=self.max_draft_tokens,
+                num_speculative_tokens=self.num_speculative_tokens,
+                run_ahead=self.run_ahead,
+            ),
         )
-        if self.max_draft_tokens is not None:
-            request.speculation.max_draft_tokens = self.max_draft_tokens
         if self.messages is not None:
             request.chat.messages.extend(pb.ChatMessage(**message) for message in self.messages)
         elif self.token_ids is not None:
@@ -119,6 +127,10 @@ def _speculation(stats: pb.SpeculationStats) -> dict[str, Any]:
         "accepted_per_position": list(stats.accepted_per_position),
         "switched_off_reason": stats.switched_off_reason,
         "dropped_proposals": stats.dropped_proposals,
+        "rounds_ahead": stats.rounds_ahead,
+        "early_hits": stats.early_hits,
+        "early_hit_rate": round(stats.early_hit_rate, 4),
+        "wasted_draft_tokens": stats.wasted_draft_tokens,
         "drafters": {name: asdict(_Drafter.of(each)) for name, each in sorted(stats.drafters.items())},
     }
 

@@ -23,9 +23,9 @@ class SpanRows:
     """The rows of one session.
 
     Attributes:
-        tokens: committed tokens, then the proposal's.
-        start: position of the first.
-        parents: of the proposal's tokens.
+        tokens: committed tokens, then the proposal's; of a proposal that earlier forwards began, only the rest.
+        start: slot of the first; those of the others follow.
+        parents: of all the proposal's tokens. The last of them has the last slot.
         num_logits: how many of the last rows' logits are wanted.
         block_table: the session's blocks.
     """
@@ -46,8 +46,9 @@ class SpanRows:
         return len(self.tokens)
 
     @property
-    def num_committed(self) -> int:
-        return len(self.tokens) - len(self.parents)
+    def base(self) -> int:
+        """Slot of the proposal's first token: as many tokens are committed."""
+        return self.start + len(self.tokens) - len(self.parents)
 
     def packed(self) -> list[int]:
         counts = [len(self.tokens), len(self.parents), len(self.block_table), self.start, self.num_logits]
@@ -153,11 +154,11 @@ def _slot(table: Sequence[int], index: int, block_size: int) -> int:
 
 def _positions(span: SpanRows) -> list[int]:
     """Rotary positions: committed rows at their index, a draft token one past its parent."""
-    positions = list(range(span.start, span.start + span.num_committed))
     depth: list[int] = []
     for parent in span.parents:
         depth.append(depth[parent] + 1 if parent >= 0 else 1)
-    return positions + [positions[-1] + d for d in depth]
+    drafted = [span.base - 1 + d for d in depth[max(span.start - span.base, 0) :]]
+    return [*range(span.start, span.base), *drafted]
 
 
 def _row_groups(span: SpanRows, first_row: int, fixed_rows: int | None, block_size: int) -> Iterator[RowGroup]:
@@ -190,13 +191,12 @@ def _visible(span: SpanRows, members: list[int], index: torch.Tensor) -> torch.T
     visible = index[None, :] <= own[:, None]
     if span.parents == chain_parents(len(span.parents)):
         return visible
-    base = span.start + span.num_committed
     for row, i in enumerate(members):
-        node = i - span.num_committed
+        node = span.start + i - span.base
         if node < 0:
             continue
-        visible[row] = index < base
+        visible[row] = index < span.base
         while node >= 0:
-            visible[row, base + node] = True
+            visible[row, span.base + node] = True
             node = span.parents[node]
     return visible

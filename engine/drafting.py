@@ -1,32 +1,40 @@
 """Owns the draft engine: the same runner as the target's, with a sampling loop in place of a judge.
 
 `advance` is commit and rollback in one: the true sequence is told, the KV that agrees with it is kept. A step runs one
-forward for all sessions that owe draft tokens, so that sessions at different depths share it.
+forward for all sessions that owe draft tokens, so that sessions at different depths share it; what room is left goes to
+those that run ahead of a proposal that is being verified (engine.ahead).
 """
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 from itertools import takewhile
 
 import torch
 
-from engine.distributions import sample, target_probs, truncate_to_sparse
+from engine.ahead import Choice, DraftedBranch, Lookahead, draft_probs_of, how_many, outcomes
+from engine.choices import Chooser, Rows
 from engine.errors import InvalidArgument, OutriderError, Overloaded, PairMismatch, UnknownSession
 from engine.info import EngineInfo
-from engine.judge import shared_choice
 from engine.loading import load_model
-from engine.planner import Demand, Span
-from engine.proposal import Proposal, SparseProbs, State
-from engine.runner import Executor, Runner
+from engine.pace import Pace
+from engine.planner import Demand, Span, StepPlan
+from engine.ports import DraftOutput
+from engine.proposal import Proposal, RunAhead, State
+from engine.runner import Device, Executor, Runner
 from engine.sampling import SamplingParams
 from engine.sequence import Sequence
 from engine.settings import DraftSettings
 
 DRAFTER = "draft_model"
+_MOST_SLOWDOWN = 1.25
+"""Of a forward that somebody waits for, by what runs ahead in it."""
+
+Output = tuple[int, DraftOutput | OutriderError]
 
 
 @dataclass(slots=True)
@@ -34,24 +42,42 @@ class _Session:
     """One sequence being drafted.
 
     Attributes:
-        sequence: committed tokens, then the draft tokens of the proposal in the making.
+        sequence: committed tokens, then the draft tokens of the proposal in the making or just made.
         state: identity of the committed tokens.
+        drafted: those draft tokens, as they were chosen.
         wanted: draft tokens the router asked for; 0 when nothing is owed.
-        probs: distributions of the draft tokens so far (sampling, unseeded requests only).
         draft_time_s: device time of this proposal so far.
+        run_ahead: how far to run ahead of it once it is made.
+        lookahead: the branches that were drafted behind it.
+        looks_out: there is no proposal, and what may follow the last committed token has to be found out first.
     """
 
     sequence: Sequence
     sampling: SamplingParams
     state: State
+    drafted: list[Choice] = field(default_factory=list)
     wanted: int = 0
     confidence_threshold: float = 0.0
-    probs: list[SparseProbs] = field(default_factory=list)
     draft_time_s: float = 0.0
+    run_ahead: RunAhead | None = None
+    lookahead: Lookahead | None = None
+    looks_out: bool = False
 
     @property
-    def draft_tokens(self) -> list[int]:
-        return self.sequence.tokens[self.state.length :]
+    def is_ready(self) -> bool:
+        """Whether the proposal that is owed is made."""
+        if not self.wanted or not self.drafted:
+            return False
+        return len(self.drafted) >= self.wanted or self.drafted[-1].prob < self.confidence_threshold
+
+    @property
+    def is_ahead(self) -> bool:
+        return self.lookahead is not None and not self.lookahead.sent
+
+    def shorten(self, num_drafted: int) -> None:
+        """Drops the draft tokens past the first `num_drafted`."""
+        del self.drafted[num_drafted:], self.sequence.tokens[self.state.length + num_drafted :]
+        self.sequence.roll_back(len(self.sequence.tokens) - 1)
 
 
 class DraftEngine:
@@ -61,18 +87,22 @@ class DraftEngine:
         runner: the device.
         top_probs: tokens a sampled distribution is truncated to.
         seed: of the generator for unseeded requests.
+        clock: seconds, monotonic.
 
     Raises:
         PairMismatch: a reduced head that maps to ids the tokenizer does not know.
     """
 
-    def __init__(self, runner: Runner, top_probs: int = 32, seed: int = 0) -> None:
-        self._runner, self._top_probs = runner, top_probs
-        self._head_ids = runner.device.head_token_ids
-        if self._head_ids is not None and int(self._head_ids.max()) >= runner.vocab_size:
+    def __init__(
+        self, runner: Runner, top_probs: int = 32, seed: int = 0, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._runner, self._clock = runner, clock
+        head_ids = runner.device.head_token_ids
+        if head_ids is not None and int(head_ids.max()) >= runner.vocab_size:
             raise PairMismatch(f"the draft's head has ids past the {runner.vocab_size} that the tokenizer knows")
+        self._chooser = Chooser(head_ids, runner.vocab_size, top_probs, torch.Generator().manual_seed(seed))
         self._sessions: OrderedDict[int, _Session] = OrderedDict()
-        self._generator = torch.Generator().manual_seed(seed)
+        self._pace = Pace()
 
     def open(self, session: int, prompt: Tokens[int], sampling: SamplingParams) -> None:
         """Opens `session`; its prompt is computed with the first proposal.
@@ -103,6 +133,7 @@ class DraftEngine:
         tail: Tokens[int],
         num_speculative_tokens: int,
         confidence_threshold: float = 0.0,
+        run_ahead: RunAhead | None = None,
     ) -> None:
         """Tells the true sequence and asks for a proposal that continues it.
 
@@ -110,8 +141,9 @@ class DraftEngine:
             session: an open session.
             base: the committed state.
             tail: its last tokens, at least all that this draft was not told yet.
-            num_speculative_tokens: most draft tokens wanted.
+            num_speculative_tokens: most draft tokens wanted; 0 where an early proposal of this draft is being verified.
             confidence_threshold: the chain ends with the first token the draft gives less probability.
+            run_ahead: how far to draft on behind what is likely to come of that proposal; None: not at all.
 
         Raises:
             UnknownSession: not open.
@@ -132,16 +164,41 @@ class DraftEngine:
             raise InvalidArgument("base.hash", base.hash, f"{state.hash}, the hash of the told tokens")
         self._commit(draft, state, list(tail[told:]))
         draft.wanted = min(num_speculative_tokens, self._runner.max_context_length - state.length)
-        draft.confidence_threshold = confidence_threshold
+        draft.confidence_threshold, draft.run_ahead = confidence_threshold, run_ahead
+        draft.looks_out = False
+        if draft.wanted:
+            draft.shorten(draft.wanted)
+        elif draft.drafted:
+            self._run_ahead(draft)
+        else:
+            draft.looks_out = run_ahead is not None
 
     def _commit(self, draft: _Session, state: State, new: list[int]) -> None:
-        """Puts `new` in the place of the draft tokens; the KV of those that agree is kept, the rest is rolled back."""
+        """Puts `new` in the place of the draft tokens, and behind it the branch that was drafted for this outcome.
+
+        The KV of draft tokens that agree is kept and that of the branch moved up to it; the rest is rolled back.
+        """
         known = draft.state.length
-        pairs = zip(draft.draft_tokens, new, strict=False)
-        num_agreeing = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-        draft.sequence.tokens[known:] = new
+        branch = draft.lookahead.come_true(new) if draft.lookahead is not None else None
+        agreeing = takewhile(lambda pair: pair[0].token == pair[1], zip(draft.drafted, new, strict=False))
+        num_agreeing = sum(1 for _ in agreeing)
+        draft.drafted = branch.drafted if branch is not None else []
+        draft.sequence.tokens[known:] = [*new, *(choice.token for choice in draft.drafted)]
         draft.sequence.roll_back(known + num_agreeing)
-        draft.state, draft.probs, draft.draft_time_s = state, [], 0.0
+        if branch is not None and draft.sequence.num_computed == known + num_agreeing:
+            self._move_up(draft, branch)
+        draft.state, draft.draft_time_s, draft.lookahead = state, 0.0, None
+        draft.sequence.publish_full_blocks(self._runner.pool, state.length)
+
+    def _move_up(self, draft: _Session, branch: DraftedBranch) -> None:
+        """Copies the KV of a branch from its places in the tree to where its tokens now stand."""
+        sequence, block_size = draft.sequence, self._runner.pool.block_size
+        begin = sequence.num_computed
+        sources = [draft.state.length + node for node in branch.nodes]
+        destinations = range(begin, begin + len(sources))
+        if sources:
+            self._runner.device.move(sequence.slots(sources, block_size), sequence.slots(destinations, block_size))
+        sequence.num_computed = begin + len(sources)
 
     def close(self, session: int) -> None:
         """Frees the session's blocks. Closing one that is not open changes nothing."""
@@ -150,72 +207,150 @@ class DraftEngine:
             closed.sequence.release(self._runner.pool)
 
     def has_work(self) -> bool:
-        return any(draft.wanted > 0 for draft in self._sessions.values())
+        return any(draft.wanted or draft.looks_out or draft.is_ahead for draft in self._sessions.values())
 
-    def step(self) -> list[tuple[int, Proposal | OutriderError]]:
-        """One forward, one more draft token for each session it completed; the proposals that are ready."""
-        demands = [Demand(key, draft.sequence) for key, draft in self._sessions.items() if draft.wanted > 0]
-        plan = self._runner.plan(demands, {key: draft.sequence for key, draft in self._sessions.items()})
-        if plan is None:
-            return []
+    def step(self) -> list[Output]:
+        """One forward: one more token for all that is being drafted; the proposals that are ready, early ones too."""
+        if drafted_ahead := self._proposals():
+            return drafted_ahead
+        plan = self._plan()
+        if plan is not None:
+            self._forward(plan)
+        return self._proposals() + self._early_proposals(is_stuck=plan is None)
+
+    def _plan(self) -> StepPlan | None:
+        sessions, pool = self._sessions.items(), self._runner.pool
+        owing = [Demand(key, draft.sequence) for key, draft in sessions if draft.wanted or draft.looks_out]
+        if pool.num_free < sum(
+            pool.blocks_for(len(d.sequence.tokens) + 1) - len(d.sequence.block_table) for d in owing
+        ):
+            self._stop_running_ahead()
+        for draft in self._sessions.values():
+            if not draft.sequence.block_table:
+                draft.lookahead = None  # preempted, and its KV is gone
+        ahead = self._ahead_demands(len(owing))
+        return self._runner.plan([*owing, *ahead], {key: draft.sequence for key, draft in sessions})
+
+    def _ahead_demands(self, num_owing: int) -> list[Demand]:
+        """Of those that run ahead. Where somebody waits for a proposal, only so many that he waits little longer."""
+        room = self._pace.rows_within(_MOST_SLOWDOWN * self._pace.seconds(num_owing)) if num_owing else float("inf")
+        demands: list[Demand] = []
+        for key, draft in self._sessions.items():
+            if draft.lookahead is None or draft.lookahead.sent or draft.lookahead.width > room:
+                continue
+            room -= draft.lookahead.width
+            demands.append(Demand(key, draft.sequence, draft.lookahead.tree(), draft.lookahead.num_done))
+        return demands
+
+    def _forward(self, plan: StepPlan) -> None:
+        began = self._clock()
         logits, seconds = self._runner.forward(plan)
-        rows: Iterator[torch.Tensor] = iter(logits)
-        ready: list[tuple[int, Proposal | OutriderError]] = []
+        complete = [span for span in plan.spans if span.completes]
+        chosen = self._chooser.choose(logits, [self._rows(span) for span in complete])
         for span in plan.spans:
-            draft = self._sessions[span.key]
-            draft.draft_time_s += seconds
+            if not span.completes:
+                self._sessions[span.key].sequence.num_computed = span.start + span.num_catch_up
+        for span, choices in zip(complete, chosen, strict=True):
+            self._take(self._sessions[span.key], span, choices, seconds)
+        if len(complete) == len(plan.spans):
+            self._pace.saw(plan.rows, self._clock() - began)
+
+    def _rows(self, span: Span) -> Rows:
+        """The rows of a span whose logits are wanted, and the positions of the tokens that follow them."""
+        draft = self._sessions[span.key]
+        if span.proposal is None or span.num_done is None:
+            return Rows(draft.sampling, [len(draft.sequence.tokens)])
+        depths: list[int] = []
+        for parent in span.proposal.parents:
+            depths.append(depths[parent] + 1 if parent >= 0 else 1)
+        return Rows(draft.sampling, [draft.state.length + depth for depth in depths[span.num_done :]])
+
+    def _take(self, draft: _Session, span: Span, choices: list[Choice], seconds: float) -> None:
+        """What a forward chose for one session."""
+        if draft.looks_out:
+            draft.looks_out, draft.sequence.num_computed = False, span.start + span.num_catch_up
+            self._run_ahead(draft, choices[0])
+        elif span.num_done is None:
             draft.sequence.num_computed = span.start + span.num_catch_up
-            if span.completes and self._draft_token(draft, next(rows)):
-                ready.append((span.key, self._proposal(draft)))
-                self._sessions.move_to_end(span.key)
-            self._publish(draft, span)
+            draft.sequence.tokens.append(choices[0].token)
+            draft.drafted.append(choices[0])
+            draft.draft_time_s += seconds
+            draft.sequence.publish_full_blocks(self._runner.pool, draft.state.length)
+        elif draft.lookahead is not None:
+            draft.lookahead.computed(choices, seconds)
+            draft.sequence.num_computed = draft.state.length + min(draft.lookahead.num_done, len(draft.drafted))
+
+    def _proposals(self) -> list[Output]:
+        """Of the sessions whose proposal is made."""
+        ready: list[Output] = []
+        for key in [key for key, draft in self._sessions.items() if draft.is_ready]:
+            draft = self._sessions[key]
+            draft.wanted = 0
+            self._sessions.move_to_end(key)
+            self._run_ahead(draft)
+            tokens, draft_probs = [choice.token for choice in draft.drafted], draft_probs_of(draft.drafted)
+            made = Proposal.chain(
+                draft.state, tokens, draft_probs=draft_probs, drafter=DRAFTER, draft_time_s=draft.draft_time_s
+            )
+            ready.append((key, made))
         return ready
 
-    def _draft_token(self, draft: _Session, logits: torch.Tensor) -> bool:
-        """Appends one draft token; whether the proposal is complete with it."""
-        token, probability, sparse = self._choose(draft, logits)
-        draft.sequence.tokens.append(token)
-        if sparse is not None:
-            draft.probs.append(sparse)
-        return len(draft.draft_tokens) >= draft.wanted or probability < draft.confidence_threshold
+    # Running ahead.
 
-    def _choose(self, draft: _Session, logits: torch.Tensor) -> tuple[int, float, SparseProbs | None]:
-        """Token, its probability under the draft, and the distribution if the token was drawn from one."""
-        if self._head_ids is None:
-            logits = logits[: self._runner.vocab_size]  # ids past the tokenizer's are padding
-        if draft.sampling.greedy:
-            probability, index = torch.softmax(logits.float(), -1).max(-1)
-            return int(self._token_ids(index)), float(probability), None
-        if draft.sampling.seed is not None:
-            # Only the token travels, so nothing is truncated: the closer to the target's choice, the better.
-            full = target_probs(logits[None], draft.sampling)[0]
-            choice = shared_choice(full, draft.sampling.seed, len(draft.sequence.tokens), self._head_ids)
-            return int(self._token_ids(torch.tensor(choice))), float(full[choice]), None
-        indices, all_probs = truncate_to_sparse(logits[None], draft.sampling, self._top_probs)
-        ids, probs = self._token_ids(indices[0]), all_probs[0]
-        choice = int(sample(probs[None], self._generator))
-        kept = probs > 0
-        sparse = SparseProbs(tuple(ids[kept].tolist()), tuple(probs[kept].tolist()))
-        return int(ids[choice]), float(probs[choice]), sparse
+    def _run_ahead(self, draft: _Session, following: Choice | None = None) -> None:
+        """Begins to draft on behind what may come of the proposal that has just been made.
 
-    def _token_ids(self, indices: torch.Tensor) -> torch.Tensor:
-        """Token ids of rows of the head."""
-        return indices if self._head_ids is None else self._head_ids[indices]
+        Args:
+            draft: the session.
+            following: what may come behind the last committed token, where there is no proposal.
+        """
+        run_ahead, sequence = draft.run_ahead, draft.sequence
+        num_computed = sequence.num_computed - draft.state.length
+        if run_ahead is None or num_computed < 0 or not sequence.block_table:
+            return
+        draws = not draft.sampling.greedy and draft.sampling.seed is None
+        found = outcomes(draft.drafted, run_ahead.acceptance if draws else None, following)
+        width = how_many([outcome.weight for outcome in found], run_ahead, self._rows_for(run_ahead))
+        room = self._runner.max_context_length - len(sequence.tokens) - 1
+        longest = min(run_ahead.num_speculative_tokens, room)
+        if longest > 0:
+            deadline = self._clock() + run_ahead.budget_s
+            draft.lookahead = Lookahead(draft.state, draft.drafted, num_computed, found[:width], longest, deadline)
 
-    def _proposal(self, draft: _Session) -> Proposal:
-        draft.wanted = 0
-        return Proposal.chain(
-            draft.state,
-            draft.draft_tokens,
-            draft_probs=tuple(draft.probs) if draft.probs else None,
-            drafter=DRAFTER,
-            draft_time_s=draft.draft_time_s,
-        )
+    def _rows_for(self, run_ahead: RunAhead) -> Callable[[int], float]:
+        """How many rows one session may have in a forward if so many forwards are to fit into its time."""
+        sharing = sum(1 for other in self._sessions.values() if other.run_ahead is not None)
 
-    def _publish(self, draft: _Session, span: Span) -> None:
-        """Only committed tokens may enter the prefix cache: draft tokens may yet be rolled back."""
-        if span.start + span.num_catch_up <= draft.state.length:
-            draft.sequence.publish_full_blocks(self._runner.pool)
+        def rows_for(num_forwards: int) -> float:
+            rows = self._pace.rows_within(run_ahead.budget_s / num_forwards)
+            return min(rows, self._runner.budget.max_proposal_tokens) / sharing
+
+        return rows_for
+
+    def _early_proposals(self, *, is_stuck: bool) -> list[Output]:
+        """Of those that are done, would be late after one forward more, or get no blocks for one."""
+        growing = [draft.lookahead.width for draft in self._sessions.values() if draft.lookahead and draft.is_ahead]
+        owing = sum(1 for draft in self._sessions.values() if draft.wanted or draft.looks_out)
+        next_done = self._clock() + self._pace.seconds(owing + sum(growing))
+        found: list[Output] = []
+        for key, draft in self._sessions.items():
+            lookahead = draft.lookahead
+            if lookahead is None or lookahead.sent:
+                continue
+            if is_stuck or next_done > lookahead.deadline or lookahead.is_complete:
+                lookahead.sent = True
+                early = lookahead.early(DRAFTER)
+                if early is not None:
+                    found.append((key, early))
+        return found
+
+    def _stop_running_ahead(self) -> None:
+        """Blocks are short: what is drafted ahead goes before anything that somebody waits for."""
+        for draft in self._sessions.values():
+            draft.lookahead = None
+            draft.sequence.trim(self._runner.pool)
+
+    # What it says of itself.
 
     def info(self) -> EngineInfo:
         return self._runner.info(len(self._sessions))
@@ -225,7 +360,12 @@ class DraftEngine:
         self._runner.pool.check_integrity(draft.sequence.block_table for draft in self._sessions.values())
 
 
-def build_draft_engine(settings: DraftSettings) -> DraftEngine:
-    """Loads the model and makes the engine. Raises ModelNotFound or PairMismatch."""
-    runner = Runner(settings.engine, Executor(settings.engine, load_model(settings.engine, settings.target_path)))
+def build_draft_engine(settings: DraftSettings, device: Device | None = None) -> DraftEngine:
+    """Loads the model, unless there is a `device` without one, and makes the engine.
+
+    Raises:
+        ModelNotFound, PairMismatch: as load_model.
+    """
+    device = device or Executor(settings.engine, load_model(settings.engine, settings.target_path))
+    runner = Runner(settings.engine, device)
     return DraftEngine(runner, settings.top_probs, settings.engine.seed)

@@ -38,3 +38,8 @@ class KVCache:
         """Stores keys and values [rows, num_kv_heads, head_dim] at `slots` [rows]."""
         self.keys[layer].index_copy_(0, slots, keys)
         self.values[layer].index_copy_(0, slots, values)
+
+    def move(self, sources: torch.Tensor, destinations: torch.Tensor) -> None:
+        """Copies slots [n] to slots [n] in all layers, as if all at once: the two may overlap."""
+        for each in (*self.keys, *self.values):
+            each.index_copy_(0, destinations, each.index_select(0, sources))

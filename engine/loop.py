@@ -22,8 +22,8 @@ from typing import Generic, TypeVar
 from engine.bubble import BubbleMeter
 from engine.errors import OutriderError, Unavailable, presentable
 from engine.info import EngineInfo
-from engine.ports import DraftEngine, Engine, Subscriber, TargetEngine, TargetOutput
-from engine.proposal import Proposal, Verdict
+from engine.ports import DraftEngine, DraftOutput, Engine, Subscriber, TargetEngine, TargetOutput
+from engine.proposal import Verdict
 
 _log = logging.getLogger(__name__)
 
@@ -314,4 +314,4 @@ def draft_loop(engine: DraftEngine, *, clock: Clock = time.monotonic, stall_limi
 
 
 TargetLoop = EngineLoop[TargetEngine, TargetOutput]
-DraftLoop = EngineLoop[DraftEngine, Proposal]
+DraftLoop = EngineLoop[DraftEngine, DraftOutput]

@@ -69,10 +69,13 @@ class Span:
     Attributes:
         key: the session's id.
         sequence: whose KV is written.
-        start: position of the first row.
+        start: slot of the first row: its position in the sequence, or in the tree that follows it.
         num_catch_up: rows of committed tokens.
-        proposal: verified in this forward; None when only catching up, or nothing is proposed.
-        completes: the last committed token is among the rows, so its logits (and the proposal's) are wanted.
+        proposal: computed in this forward; None when only catching up, or nothing is proposed.
+        completes: the last committed token is among the rows or before them, so its logits (and the proposal's) are
+            wanted.
+        num_done: tokens of the proposal that were computed before, the first ones; None where they come behind the
+            last committed token in one forward.
     """
 
     key: int
@@ -81,10 +84,11 @@ class Span:
     num_catch_up: int
     proposal: Proposal | None
     completes: bool
+    num_done: int | None = None
 
     @property
     def draft_tokens(self) -> tuple[int, ...]:
-        return self.proposal.tokens if self.proposal else ()
+        return self.proposal.tokens[self.num_done or 0 :] if self.proposal else ()
 
     @property
     def num_rows(self) -> int:
@@ -96,7 +100,7 @@ class Span:
 
     @property
     def num_logits(self) -> int:
-        return 1 + len(self.draft_tokens) if self.completes else 0
+        return min(self.num_catch_up, 1) + len(self.draft_tokens) if self.completes else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +114,18 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """A session that wants rows: `proposal` (maybe None) is to be judged once all committed tokens are computed."""
+    """A session that wants rows.
+
+    Attributes:
+        proposal: to be computed once all committed tokens are.
+        num_done: of its tokens, computed by earlier forwards, as are all committed tokens: then the rows run ahead,
+            and take what room and blocks are left over. None otherwise.
+    """
 
     key: int
     sequence: Sequence
     proposal: Proposal | None = None
+    num_done: int | None = None
 
 
 def plan_step(
@@ -149,7 +160,7 @@ def plan_step(
                 continue
             span = _fit(demand, kind, room)
             # Only the first span takes blocks from others, who might be in the plan already.
-            if span is not None and _reserve(span, pool, {} if spans else ranking):
+            if span is not None and _reserve(span, pool, {} if spans or demand.num_done is not None else ranking):
                 spans.append(span)
                 room -= span.num_rows
         if spans:
@@ -173,6 +184,10 @@ def _start(asking: Mapping[int, Demand], pool: BlockPool, ranking: Mapping[int, 
 def _fit(demand: Demand, kind: Kind, room: int) -> Span | None:
     """The rows of one demand that fit in `room`. A proposal goes in whole or waits for the next forward."""
     sequence = demand.sequence
+    if demand.num_done is not None and demand.proposal is not None:
+        begin = demand.proposal.base.length + demand.num_done
+        span = Span(demand.key, sequence, begin, 0, demand.proposal, completes=True, num_done=demand.num_done)
+        return span if span.num_rows <= room else None
     start = sequence.num_computed
     end = sequence.num_prompt if kind is Kind.PROMPT else len(sequence.tokens)
     catch_up = end - start

@@ -8,8 +8,10 @@ from typing import Protocol, TypeVar
 
 from engine.errors import OutriderError
 from engine.info import EngineInfo
-from engine.proposal import Proposal, State, Verdict
+from engine.proposal import EarlyProposals, Proposal, RunAhead, State, Verdict
 from engine.sampling import SamplingParams, StopParams
+
+DraftOutput = Proposal | EarlyProposals
 
 OutputT_contra = TypeVar("OutputT_contra", contravariant=True)
 
@@ -40,6 +42,8 @@ class TargetEngine(Engine, Protocol):
 
     def propose(self, session: int, proposal: Proposal) -> None: ...
 
+    def propose_early(self, session: int, early: EarlyProposals) -> None: ...
+
     def decode(self, session: int, max_tokens: int) -> None: ...
 
     def cached_tokens(self, session: int) -> int: ...
@@ -61,9 +65,10 @@ class DraftEngine(Engine, Protocol):
         tail: Sequence[int],
         num_speculative_tokens: int,
         confidence_threshold: float,
+        run_ahead: RunAhead | None,
     ) -> None: ...
 
-    def step(self) -> Sequence[tuple[int, Proposal | OutriderError]]:
+    def step(self) -> Sequence[tuple[int, DraftOutput | OutriderError]]:
         """One forward; the proposals that are ready, or the errors that ended sessions."""
         ...
 

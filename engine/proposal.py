@@ -2,6 +2,9 @@
 
 A proposal is a tree: `tokens[i]` continues `tokens[parents[i]]`, and parent -1 is the last committed token. A chain,
 the common case, has parents -1, 0, 1, ….
+
+EarlyProposals are made while a proposal (their *trunk*) is verified: for outcomes of it that may come true, each the
+number of its tokens that are accepted and the token that follows them.
 """
 
 from __future__ import annotations
@@ -126,6 +129,73 @@ class Proposal:
             return f"{len(self.draft_probs)} distributions for {len(self.tokens)} tokens"
         flaws = (sparse.flaw(token, vocab_size) for token, sparse in zip(self.tokens, self.draft_probs, strict=True))
         return next((flaw for flaw in flaws if flaw), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """Draft tokens for one outcome of a trunk.
+
+    Attributes:
+        num_accepted: of the trunk's tokens.
+        token: the recovered or bonus token behind them.
+        tokens: a chain that continues it.
+        draft_probs: of `tokens`, as in Proposal.
+    """
+
+    num_accepted: int
+    token: int
+    tokens: tuple[int, ...]
+    draft_probs: tuple[SparseProbs, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EarlyProposals:
+    """Proposals for states that may follow `after`.
+
+    Attributes:
+        after: the state whose trunk is being verified.
+        trunk: the state after all of the trunk; tells it from other proposals for `after`.
+        branches: one for each outcome, the likeliest first.
+        drafter, draft_time_s: as in Proposal; the time is that of all branches.
+        plain_otherwise: if none of their outcomes comes true, the next round is a plain one, at once; otherwise the
+            target waits for a proposal then.
+    """
+
+    after: State
+    trunk: State
+    branches: tuple[Branch, ...]
+    drafter: str = ""
+    draft_time_s: float = 0.0
+    plain_otherwise: bool = False
+
+    def find(self, num_accepted: int, token: int) -> Branch | None:
+        """The branch for an outcome."""
+        outcome = (num_accepted, token)
+        return next((each for each in self.branches if (each.num_accepted, each.token) == outcome), None)
+
+    def proposal(self, branch: Branch, base: State) -> Proposal:
+        """What `branch` proposes once its outcome has made `base` the committed state."""
+        return Proposal.chain(base, branch.tokens, draft_probs=branch.draft_probs, drafter=self.drafter)
+
+    @property
+    def num_tokens(self) -> int:
+        """Draft tokens of all branches."""
+        return sum(len(branch.tokens) for branch in self.branches)
+
+
+@dataclass(frozen=True, slots=True)
+class RunAhead:
+    """How far a draft may run ahead of the proposal it has just made.
+
+    Attributes:
+        num_speculative_tokens: most draft tokens for one outcome.
+        budget_s: seconds until the early proposals have to be on their way.
+        acceptance: chance that a draft token is accepted if the one before it was.
+    """
+
+    num_speculative_tokens: int
+    budget_s: float
+    acceptance: float
 
 
 @dataclass(frozen=True, slots=True)

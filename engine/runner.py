@@ -48,6 +48,10 @@ class Device(Protocol):
         """Logits of the wanted rows, span by span, [n, head_vocab]; they are there when it returns."""
         ...
 
+    def move(self, sources: Listed[int], destinations: Listed[int]) -> None:
+        """Copies the keys and values of slots to other slots, as if all at once: the two may overlap."""
+        ...
+
 
 class Executor:
     """A Device with a model, or one rank's part of it, and its KV cache.
@@ -79,6 +83,10 @@ class Executor:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return logits
+
+    @torch.inference_mode()
+    def move(self, sources: Listed[int], destinations: Listed[int]) -> None:
+        self.cache.move(torch.tensor(sources, device=self.device), torch.tensor(destinations, device=self.device))
 
 
 class Runner:

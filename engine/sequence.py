@@ -6,7 +6,7 @@ There are no prefill and decode phases: `num_computed` chases `len(tokens)`, and
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from engine.blocks import BlockPool, chain_key
@@ -66,9 +66,19 @@ class Sequence:
         """KV from position `num_computed` on is no longer valid. Arithmetic only; blocks stay for what comes next."""
         self.num_computed = min(self.num_computed, num_computed, len(self.tokens) - 1)
 
-    def publish_full_blocks(self, pool: BlockPool) -> None:
-        """Offers every newly completed block to the prefix cache."""
-        full = self.num_computed // pool.block_size
+    def slots(self, positions: Iterable[int], block_size: int) -> list[int]:
+        """Where the keys and values of positions lie."""
+        return [self.block_table[at // block_size] * block_size + at % block_size for at in positions]
+
+    def trim(self, pool: BlockPool) -> None:
+        """Gives back the blocks past those of its tokens."""
+        needed = pool.blocks_for(len(self.tokens))
+        pool.release(self.block_table[needed:])
+        del self.block_table[needed:]
+
+    def publish_full_blocks(self, pool: BlockPool, num_committed: int) -> None:
+        """Offers every newly completed block of the first `num_committed` tokens to the prefix cache."""
+        full = min(self.num_computed, num_committed) // pool.block_size
         if len(self._keys) >= full:
             return
         for index, key in enumerate(self._chain(pool.block_size, start=len(self._keys)), start=len(self._keys)):

@@ -9,7 +9,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from collections.abc import Sequence as Tokens
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -19,60 +19,13 @@ from engine.judge import Judgement, judge
 from engine.loading import load_model
 from engine.parallel import TensorParallel
 from engine.planner import Demand, Span
-from engine.proposal import FinishReason, Proposal, State, Verdict
-from engine.runner import Executor, Runner
+from engine.proposal import EarlyProposals, Proposal, State, Verdict
+from engine.runner import Device, Executor, Runner
 from engine.sampling import SamplingParams, StopParams
 from engine.sequence import Sequence
 from engine.settings import EngineSettings
 from engine.stopping import cut
-
-MAX_HELD_PROPOSALS = 32  # per session: those whose state has not come true yet
-
-
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """A proposal waiting for its state; `dropped` says why it will not be judged after all."""
-
-    proposal: Proposal
-    arrived: float
-    dropped: str = ""
-
-
-@dataclass(slots=True)
-class _Session:
-    """One open sequence.
-
-    Attributes:
-        state: identity of the committed tokens, which are sequence.tokens.
-        allowance: rounds it may run plainly by itself; opening grants the first.
-        held: proposals by the state they continue.
-    """
-
-    sequence: Sequence
-    sampling: SamplingParams
-    stops: StopParams
-    ending_ids: frozenset[int]
-    state: State
-    allowance: int = 1
-    held: OrderedDict[State, _Held] = field(default_factory=OrderedDict)
-    finish_reason: FinishReason | None = None
-
-    @property
-    def num_generated(self) -> int:
-        return len(self.sequence.tokens) - self.sequence.num_prompt
-
-    @property
-    def room(self) -> int:
-        return self.stops.max_tokens - self.num_generated
-
-    def next_proposal(self) -> _Held | None:
-        """The proposal for the present state, if one is here and can be judged."""
-        held = self.held.get(self.state)
-        return held if held is not None and not held.dropped else None
-
-    @property
-    def wants_forward(self) -> bool:
-        return self.finish_reason is None and (self.allowance > 0 or self.state in self.held)
+from engine.verifying import Held, TargetSession
 
 
 class TargetEngine:
@@ -86,7 +39,7 @@ class TargetEngine:
 
     def __init__(self, runner: Runner, seed: int = 0, clock: Callable[[], float] = time.perf_counter) -> None:
         self._runner, self._clock = runner, clock
-        self._sessions: OrderedDict[int, _Session] = OrderedDict()
+        self._sessions: OrderedDict[int, TargetSession] = OrderedDict()
         self._generator = torch.Generator().manual_seed(seed)
         self.stale_proposals = 0
 
@@ -116,7 +69,7 @@ class TargetEngine:
         tokens = [*prompt, *committed]
         sequence = Sequence(tokens, len(prompt))
         ending_ids = stops.ending_ids(self._runner.device.shape.eos_token_ids)
-        self._sessions[session] = _Session(sequence, sampling, stops, ending_ids, State.of(tokens))
+        self._sessions[session] = TargetSession(sequence, sampling, stops, ending_ids, State.of(tokens))
 
     def _check_open(
         self,
@@ -146,24 +99,31 @@ class TargetEngine:
             raise Overloaded(f"all {settings.max_sessions} sessions of this target are in use", retry_after_s=1.0)
 
     def propose(self, session: int, proposal: Proposal) -> None:
-        """Hands in a proposal: for the present state, or an early one for a state that may come true.
+        """Hands in a proposal for the present state, in the place of any that is here.
 
-        One that is malformed is dropped and counted; its round goes on plain and its verdict says why. One for a state
-        that has passed is dropped and counted.
+        One that is malformed is dropped; its round goes on plain and its verdict says why. One for another state is
+        dropped and counted.
         """
-        target = self._session(session)
-        if not self._may_come_true(target, proposal.base):
+        if not self._session(session).propose(self._held(proposal)):
             self.stale_proposals += 1
-            return
+
+    def propose_early(self, session: int, early: EarlyProposals) -> None:
+        """Hands in proposals for what may come of the round under way; the one that comes true is judged next.
+
+        If their round is over already, that happens at once. Others are dropped and counted.
+        """
+        if not self._session(session).propose_early(early, self._held):
+            self.stale_proposals += 1
+
+    def _held(self, proposal: Proposal) -> Held:
         runner = self._runner
         flaw = proposal.flaw(runner.vocab_size, runner.budget.max_proposal_tokens)
-        target.held[proposal.base] = _Held(proposal, self._clock(), flaw or "")
-        if len(target.held) > MAX_HELD_PROPOSALS:
-            target.held.popitem(last=False)
+        return Held(proposal, self._clock(), flaw or "")
 
     def decode(self, session: int, max_tokens: int) -> None:
         """Lets the session run on plainly for `max_tokens` rounds without a round trip; 0 interrupts."""
-        self._session(session).allowance = max_tokens
+        target = self._session(session)
+        target.allowance, target.early = max_tokens, None
 
     def close(self, session: int) -> None:
         """Frees the session's blocks. Closing one that is not open changes nothing."""
@@ -171,7 +131,7 @@ class TargetEngine:
         if closed is not None:
             closed.sequence.release(self._runner.pool)
 
-    def _session(self, session: int) -> _Session:
+    def _session(self, session: int) -> TargetSession:
         if session not in self._sessions:
             raise UnknownSession(f"session {session} is not open")
         return self._sessions[session]
@@ -184,7 +144,7 @@ class TargetEngine:
     def step(self) -> list[tuple[int, Verdict | OutriderError]]:
         """One forward; a verdict for every session whose round it completed, or the error that ended the session."""
         demands = [
-            Demand(key, session.sequence, self._proposal_for(session))
+            Demand(key, session.sequence, session.proposal)
             for key, session in self._sessions.items()
             if session.wants_forward
         ]
@@ -201,10 +161,6 @@ class TargetEngine:
                 verdicts.append((span.key, outcome))
         return verdicts
 
-    def _proposal_for(self, session: _Session) -> Proposal | None:
-        held = session.next_proposal()
-        return held.proposal.limited(session.room - 1) if held else None
-
     def _finish_span(
         self, span: Span, logits: torch.Tensor, began: float, seconds: float, rows: int
     ) -> Verdict | OutriderError | None:
@@ -217,11 +173,10 @@ class TargetEngine:
         except RuntimeError as error:  # NaN in this session's rows
             self.close(span.key)
             return EngineFault(f"session {span.key}: {error}")
-        held = session.held.get(session.state)
-        waited = began - held.arrived if held else 0.0
+        waited = began - session.held.arrived if session.held else 0.0
         return self._commit(session, span, judgement, Timing(seconds, max(waited, 0.0), rows))
 
-    def _judge(self, session: _Session, span: Span, logits: torch.Tensor) -> Judgement:
+    def _judge(self, session: TargetSession, span: Span, logits: torch.Tensor) -> Judgement:
         return judge(
             logits,
             span.proposal,
@@ -233,10 +188,10 @@ class TargetEngine:
             generator=self._generator,
         )
 
-    def _commit(self, session: _Session, span: Span, judgement: Judgement, timing: Timing) -> Verdict:
-        """The only place where a session changes: tokens grow, KV is rolled back, stale proposals go."""
+    def _commit(self, session: TargetSession, span: Span, judgement: Judgement, timing: Timing) -> Verdict:
+        """The only place where a session changes: tokens grow, KV is rolled back, the next proposal takes its place."""
         tokens, num_accepted, finish = cut(judgement.tokens, len(judgement.accepted), session.ending_ids, session.room)
-        base, held = session.state, session.held.get(session.state)
+        base, held = session.state, session.held
         # Accepted nodes that lie in their natural slot (always so in a chain) are computed; others are caught up.
         num_in_place = next((i for i, node in enumerate(judgement.accepted[:num_accepted]) if node != i), num_accepted)
         session.sequence.tokens += tokens
@@ -244,8 +199,7 @@ class TargetEngine:
         session.state = base.extend(tokens)
         session.allowance = max(session.allowance - 1, 0)
         session.finish_reason = finish
-        for state in [state for state in session.held if not self._may_come_true(session, state)]:
-            del session.held[state]
+        session.pass_on(base, num_accepted, tokens[-1], self._held)
         self._sessions.move_to_end(span.key)
         if finish is not None:
             session.sequence.release(self._runner.pool)
@@ -261,15 +215,11 @@ class TargetEngine:
             dropped=held.dropped if held else "",
         )
 
-    def _advance_computed(self, session: _Session, span: Span, num_in_place: int) -> None:
+    def _advance_computed(self, session: TargetSession, span: Span, num_in_place: int) -> None:
         sequence = session.sequence
         sequence.num_computed = span.start + span.num_catch_up + num_in_place
         sequence.roll_back(sequence.num_computed)
-        sequence.publish_full_blocks(self._runner.pool)
-
-    @staticmethod
-    def _may_come_true(session: _Session, state: State) -> bool:
-        return state == session.state or state.length > session.state.length
+        sequence.publish_full_blocks(self._runner.pool, len(sequence.tokens))
 
     # What it says of itself.
 
@@ -301,18 +251,21 @@ class Timing:
     rows: int
 
 
-def build_target_engine(settings: EngineSettings, parallel: TensorParallel | None = None) -> TargetEngine:
+def build_target_engine(
+    settings: EngineSettings, parallel: TensorParallel | None = None, device: Device | None = None
+) -> TargetEngine:
     """Loads the model and makes the engine.
 
     Args:
         settings: of the engine.
         parallel: the group that this process, as rank 0, leads; the others are in engine.follower.follow.
+        device: in the place of one with the model on it, which then is not loaded.
 
     Raises:
         InvalidArgument, ModelNotFound: as load_model.
         Unavailable: a rank of the group is gone.
     """
-    device = Executor(settings, load_model(settings, parallel=parallel))
+    device = device or Executor(settings, load_model(settings, parallel=parallel))
     runner = Runner(settings, device, parallel=parallel)
     if parallel is not None:
         parallel.wait_until_loaded()

@@ -133,6 +133,9 @@ class SpeculationTotals:
         drafted_per_position: judged draft tokens by position in the chain.
         accepted_per_position: accepted ones.
         drafters: totals by drafter.
+        rounds_ahead: rounds behind which a draft ran ahead.
+        early_hits: those after which the target had the next proposal already.
+        wasted_draft_tokens: drafted ahead, for outcomes that did not come true.
         dropped: proposals not judged, by why: "late", "stale", "malformed", or what the target said.
         switched_off_reason: why the latest round did not use what was asked for; "" when it did.
     """
@@ -142,6 +145,9 @@ class SpeculationTotals:
     drafted_per_position: list[int] = field(default_factory=list)
     accepted_per_position: list[int] = field(default_factory=list)
     drafters: dict[str, DrafterTotals] = field(default_factory=dict)
+    rounds_ahead: int = 0
+    early_hits: int = 0
+    wasted_draft_tokens: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
     switched_off_reason: str = ""
 
@@ -161,6 +167,10 @@ class SpeculationTotals:
             self.drafted_per_position[index] += 1
             self.accepted_per_position[index] += int(index < num_accepted)
 
+    def count_ahead(self, is_hit: bool) -> None:
+        self.rounds_ahead += 1
+        self.early_hits += int(is_hit)
+
     def count_dropped(self, why: str) -> None:
         self.dropped[why] = self.dropped.get(why, 0) + 1
 
@@ -176,6 +186,11 @@ class SpeculationTotals:
     def acceptance_rate(self) -> float:
         """Accepted / drafted; 0 when nothing was drafted."""
         return self.accepted_tokens / self.draft_tokens if self.draft_tokens else 0.0
+
+    @property
+    def early_hit_rate(self) -> float:
+        """Of the rounds behind which a draft ran ahead; 0 when none did."""
+        return self.early_hits / self.rounds_ahead if self.rounds_ahead else 0.0
 
     @property
     def mean_acceptance_length(self) -> float:

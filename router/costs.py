@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from engine.pace import Pace
+from engine.proposal import Verdict
+
 _FORGET = 0.998  # a round; halves in 350
+_TO_TARGET_S = 0.001  # from router to target, and a little to spare
+_LEAST_AHEAD = 0.25  # of a verification
 _TICK = 1e-6  # seconds; nothing measures as free, so that speeds stay finite
 
 
@@ -15,9 +20,28 @@ class MovingAverage:
         self.value, self._weight, self.known = default, weight, False
 
     def add(self, sample: float) -> None:
-        sample = max(sample, _TICK)
         self.value = self.value + self._weight * (sample - self.value) if self.known else sample
         self.known = True
+
+
+class Allowance:
+    """What to allow for something that varies, in seconds: its exponentially weighted mean, and twice its deviation.
+
+    What comes late is of no use at all, so it is better to allow too much.
+    """
+
+    def __init__(self, weight: float = 0.1) -> None:
+        self._mean, self._deviation, self._weight, self.known = 0.0, 0.0, weight, False
+
+    def add(self, sample: float) -> None:
+        if not self.known:
+            self._mean, self.known = sample, True
+        self._deviation += self._weight * (abs(sample - self._mean) - self._deviation)
+        self._mean += self._weight * (sample - self._mean)
+
+    @property
+    def value(self) -> float:
+        return self._mean + 2.0 * self._deviation
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,24 +54,53 @@ class CostDefaults:
 
 
 class CostModel:
-    """Times of one target and one draft, shared by all sessions that use them."""
+    """Times of one target and one draft, shared by all sessions that use them.
 
-    def __init__(self, defaults: CostDefaults = CostDefaults()) -> None:
-        self._defaults = defaults
-        self._verify: dict[int, MovingAverage] = {}
-        self._plain = MovingAverage(defaults.verify_s)
+    A forward takes what its rows take: those of the session that asks and those of the others in the batch.
+
+    Args:
+        defaults: assumed at first.
+        batch_weight: 0: each session counts with what the others do now, and takes the most for itself. 1: it counts
+            with all of them doing what it does, which is best for the tokens/s of all together.
+    """
+
+    def __init__(self, defaults: CostDefaults = CostDefaults(), batch_weight: float = 1.0) -> None:
+        self._defaults, self._batch_weight = defaults, batch_weight
+        self._verify = Pace()
+        self._own_rows, self._other_rows = MovingAverage(1.0), MovingAverage(0.0)
         self._overhead = MovingAverage(defaults.overhead_s)
+        self._queue = MovingAverage(0.0)
+        self._gap = MovingAverage(0.0)
         self._draft_token = MovingAverage(defaults.draft_token_s)
         self._draft_wait = MovingAverage(defaults.overhead_s / 2)
+        self._ahead_reserve = Allowance()
+        self._hits = MovingAverage(0.0, weight=0.05)
 
-    def saw_verify(self, num_proposed: int, forward_s: float, round_s: float, draft_wait_s: float) -> None:
-        """One round: its forward, its wall time, and how much of that was spent waiting for the draft."""
-        self._verify.setdefault(num_proposed, MovingAverage(self._defaults.verify_s)).add(forward_s)
-        self._overhead.add(max(0.0, round_s - forward_s - draft_wait_s))
+    def saw_forward(self, verdict: Verdict) -> None:
+        """One forward, of a round or of plain decoding."""
+        own = 1 + verdict.num_proposed
+        self._verify.saw(verdict.rows, max(verdict.forward_time_s, _TICK))
+        self._own_rows.add(float(own))
+        self._other_rows.add(float(max(verdict.rows - own, 0)))
 
-    def saw_plain(self, interval_s: float) -> None:
-        """One token of the target running by itself: the time since its token before."""
-        self._plain.add(interval_s)
+    def saw_round(self, verdict: Verdict, round_s: float, draft_wait_s: float) -> None:
+        """One round that was asked for: its wall time, and how much of that was spent waiting for the draft."""
+        self.saw_forward(verdict)
+        self._overhead.add(max(0.0, round_s - verdict.forward_time_s - verdict.queue_time_s - draft_wait_s))
+        self._queue.add(verdict.queue_time_s)
+
+    def saw_early(self, verdict: Verdict, round_s: float) -> None:
+        """One round whose proposal the target had before the one before it was over."""
+        self.saw_forward(verdict)
+        self._gap.add(max(0.0, round_s - verdict.forward_time_s))
+
+    def saw_ahead(self, is_hit: bool) -> None:
+        """One round behind which the draft ran ahead: whether the next proposal was at the target when it was over."""
+        self._hits.add(float(is_hit))
+
+    def saw_ahead_reserve(self, reserve_s: float) -> None:
+        """What would have had to be left of a round's expected time for its early proposals to come in time."""
+        self._ahead_reserve.add(reserve_s)
 
     def saw_draft(self, num_tokens: int, draft_s: float, wait_s: float) -> None:
         """One proposal: device time for its tokens, and how long the round waited for it in all."""
@@ -64,25 +117,46 @@ class CostModel:
         self._draft_wait.value *= _FORGET
 
     def verify_s(self, num_proposed: int) -> float:
-        """Forward over `num_proposed` + 1 positions; of the nearest known size when that size was never seen."""
-        if not self._verify:
-            return self._plain.value
-        nearest = min(self._verify, key=lambda known: (abs(known - num_proposed), known))
-        return self._verify[nearest].value
+        """Forward over `num_proposed` + 1 positions, among as many others as of late."""
+        own = 1.0 + num_proposed
+        likewise = self._batch_weight * own / self._own_rows.value + 1.0 - self._batch_weight
+        return self._verify.seconds(own + self._other_rows.value * likewise) or self._defaults.verify_s
+
+    def verify_alone_s(self, num_proposed: int) -> float:
+        """The same without others in the batch."""
+        return self._verify.seconds(1.0 + num_proposed) or self._defaults.verify_s
 
     @property
     def plain_s(self) -> float:
         """A token of plain decoding without a round trip."""
-        return self._plain.value if self._plain.known else self.verify_s(0)
+        return self.verify_s(0)
 
     @property
     def draft_token_s(self) -> float:
         return self._draft_token.value
 
+    @property
+    def hit_rate(self) -> float:
+        """Share of rounds that need not wait for the draft."""
+        return self._hits.value
+
     def round_s(self, num_proposed: int) -> float:
-        """A round whose proposal costs nothing to make."""
-        return self.verify_s(num_proposed) + self._overhead.value
+        """A round whose proposal costs nothing to make. It may come amid a forward for others, and has to wait then."""
+        return self.verify_s(num_proposed) + self._overhead.value + self._queue.value
 
     def drafted_round_s(self, num_proposed: int, num_drafted: float) -> float:
         """A round that waits for the draft model, which ends chains it does not believe in after `num_drafted`."""
         return self.round_s(num_proposed) + self._draft_wait.value + num_drafted * self._draft_token.value
+
+    def early_round_s(self, num_proposed: int) -> float:
+        """A round whose proposal was made ahead."""
+        return self.verify_s(num_proposed) + self._gap.value
+
+    def ahead_s(self, num_proposed: int) -> float:
+        """What a draft that runs ahead has for it: the verification, less the way to it and to the target.
+
+        Never next to nothing: what is not tried is not measured.
+        """
+        reserve = self._ahead_reserve if self._ahead_reserve.known else self._draft_wait
+        verify_s = self.verify_s(num_proposed)
+        return max(verify_s - reserve.value - _TO_TARGET_S, _LEAST_AHEAD * verify_s)

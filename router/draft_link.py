@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine.errors import OutriderError, Unavailable
-from engine.proposal import Proposal, State
+from engine.proposal import EarlyProposals, Proposal, RunAhead, State
 from engine.sampling import SamplingParams
 from router.acceptance import SpeculationTotals
 from router.peers import Pool
@@ -29,7 +29,8 @@ class DraftLinkConfig:
         max_retry_s: longest such wait.
         max_malformed: malformed proposals in a row after which the draft counts as failed.
         busy_rounds: rounds after which an answer that is still out is given up.
-        rest_rounds: rounds a draft is left alone after being late twice in a row; quadruples with each further time.
+        max_late: proposals late in a row after which no round waits for the draft any more, until it has been seen to
+            answer in time.
         close_s: longest wait for a draft to acknowledge that its blocks are free; it goes on in the background.
     """
 
@@ -37,7 +38,7 @@ class DraftLinkConfig:
     max_retry_s: float = 8.0
     max_malformed: int = 3
     busy_rounds: int = 64
-    rest_rounds: int = 8
+    max_late: int = 2
     close_s: float = 1.0
 
 
@@ -57,7 +58,11 @@ class Answer:
 
 
 class DraftLink:
-    """The draft side of one session. `close` exactly once, whatever happened before."""
+    """The draft side of one session. `close` exactly once, whatever happened before.
+
+    Args:
+        on_early: told of proposals that were made ahead of what is committed.
+    """
 
     def __init__(
         self,
@@ -66,9 +71,10 @@ class DraftLink:
         totals: SpeculationTotals,
         clock: Callable[[], float],
         config: DraftLinkConfig,
+        on_early: Callable[[EarlyProposals], None],
     ) -> None:
         self._drafts, self._sampling, self._totals = drafts, sampling, totals
-        self._clock, self._config = clock, config
+        self._clock, self._config, self._on_early = clock, config, on_early
         self._session: DraftSession | None = None
         self._name = ""
         self._port: DraftPort | None = None
@@ -78,7 +84,8 @@ class DraftLink:
         self._reader: asyncio.Task[Proposal] | None = None
         self._written_off: set[State] = set()  # asked about, and no longer waited for
         self._late_streak = self._malformed_streak = self._failures = 0
-        self._rest = self._busy = 0  # rounds
+        self._busy = 0  # rounds
+        self._patience_s, self._probed = 0.0, 1  # how long the latest round waited at most, and for how many tokens
         self._retry_at = float("-inf")
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -100,12 +107,14 @@ class DraftLink:
             return
         self._reader = asyncio.ensure_future(self._session.proposal())
 
-    def status(self, tokens: Sequence[int], traceparent: str = "") -> DraftStatus:
+    def status(self, base: State, tokens: Sequence[int], traceparent: str = "") -> DraftStatus:
         """Whether the draft can be asked in the round that begins; opens it if it is not open and may be tried."""
         if not self._ensure_open(tokens, traceparent):
             return "unavailable"
         if self._has_failed():
             return "unavailable"
+        if self._late_streak >= self._config.max_late and self._reader is None and self._session is not None:
+            self._probe(self._session, base, tokens)
         return "busy" if self._is_busy() else "ready"
 
     def room(self, length: int) -> int:
@@ -120,7 +129,7 @@ class DraftLink:
     ) -> Answer:
         """Tells the draft what it was not told of `tokens` and waits up to `timeout_s` for its proposal."""
         assert self._session is not None
-        began = self._clock()
+        began, self._patience_s, self._probed = self._clock(), timeout_s, plan.num_speculative_tokens
         tail = tokens[min(self._told, len(tokens) - 1) :]
         try:
             self._session.advance(
@@ -128,6 +137,7 @@ class DraftLink:
                 tail,
                 plan.num_speculative_tokens,
                 confidence_threshold=plan.confidence_threshold,
+                run_ahead=plan.run_ahead,
                 traceparent=traceparent,
             )
             self._told = len(tokens)
@@ -145,6 +155,20 @@ class DraftLink:
             return Answer(None, wait_s, "malformed")
         self._malformed_streak = self._failures = 0
         return Answer(proposal, wait_s)
+
+    def went_on(self, base: State, tokens: Sequence[int], run_ahead: RunAhead | None) -> None:
+        """An early proposal for `base` is being verified: the draft may run ahead of that."""
+        if self._session is None:
+            return
+        try:
+            self._session.advance(base, tokens[min(self._told, len(tokens) - 1) :], 0, run_ahead=run_ahead)
+        except OutriderError as error:
+            self._fail_with(error)
+            return
+        self._told = len(tokens)
+        if self._reader is not None:  # what it still owed it owes no more
+            self._reader.cancel()
+            self._reader = None
 
     async def close(self) -> None:
         """Frees the draft's blocks. One that does not acknowledge holds up nobody for longer than `close_s`."""
@@ -168,7 +192,7 @@ class DraftLink:
             self._window = self._port.info.max_context_length
             if self._window <= len(tokens):
                 return True
-            self._session = self._port.open(tokens, self._sampling, traceparent=traceparent)
+            self._session = self._port.open(tokens, self._sampling, on_early=self._on_early, traceparent=traceparent)
         except OutriderError as error:
             self._fail_with(error)
             return False
@@ -176,14 +200,31 @@ class DraftLink:
         self._drafts.took(self._name)
         return True
 
+    def _probe(self, session: DraftSession, base: State, tokens: Sequence[int]) -> None:
+        """Asks the draft for what it was late with, but has no round wait for it."""
+        try:
+            session.advance(base, tokens[min(self._told, len(tokens) - 1) :], self._probed)
+        except OutriderError as error:
+            self._fail_with(error)
+            return
+        self._told = len(tokens)
+        self._written_off.add(base)
+        reader, self._busy, asked = asyncio.ensure_future(session.proposal()), 0, self._clock()
+
+        def answered(_: asyncio.Future[Proposal]) -> None:
+            if self._reader is reader and self._clock() - asked <= self._patience_s:
+                self._late_streak = 0
+
+        reader.add_done_callback(answered)
+        self._reader = reader
+
     def _is_busy(self) -> bool:
-        """Whether an answer nobody waits for any more is still out, or the draft is left alone for being late."""
-        self._rest = max(0, self._rest - 1)
+        """Whether an answer nobody waits for any more is still out."""
         if self._reader is None:
             self._busy = 0
-            return self._rest > 0
+            return False
         self._busy += 1
-        return self._rest > 0 or self._busy <= self._config.busy_rounds
+        return self._busy <= self._config.busy_rounds
 
     def _has_failed(self) -> bool:
         """Takes an answer that came while no round waited for it; whether it was an error."""
@@ -227,8 +268,6 @@ class DraftLink:
         self._totals.count_dropped("late")
         self._late_streak += 1
         self._busy = 0
-        if self._late_streak > 1:
-            self._rest = self._config.rest_rounds * 4 ** min(self._late_streak - 2, 4)
 
     def _was_malformed(self) -> None:
         self._totals.count_dropped("malformed")
@@ -247,7 +286,7 @@ class DraftLink:
         self._hang_up()
         self._retry_at = self._clock() + min(self._config.retry_s * 2**self._failures, self._config.max_retry_s)
         self._failures = min(self._failures + 1, 16)
-        self._malformed_streak = self._late_streak = self._rest = 0
+        self._malformed_streak = self._late_streak = 0
 
     def _hang_up(self) -> None:
         session, self._session = self._session, None

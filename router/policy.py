@@ -4,20 +4,22 @@
 
     E[tokens](K, acceptance by position) / T(K),
 
-after the rules that switch speculation off: `request`, `temperature`, `draft_unavailable`, `context`, `acceptance`.
+after the rules that switch speculation off: `request`, `temperature`, `draft_unavailable`, `context`, `acceptance`,
+`load`.
 What it needs to remember between rounds is in `SpeedGate`, which judges by measured time, not by acceptance.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from engine.proposal import RunAhead
 from router.acceptance import DRAFT_MODEL, DRAFTED, NGRAM, SessionAcceptance, ngram_arm
 from router.costs import CostModel
 from router.ngram import NgramMatch
 
-Reason = Literal["", "request", "temperature", "acceptance", "draft_unavailable", "context"]
+Reason = Literal["", "request", "temperature", "acceptance", "load", "draft_unavailable", "context"]
 DraftStatus = Literal["none", "ready", "busy", "unavailable"]
 
 DRAFTERS = (DRAFT_MODEL, NGRAM)
@@ -40,6 +42,7 @@ class PolicyConfig:
         retry_tokens: tokens decoded plainly before asking again whether a draft has come back.
         stretch: tokens decoded plainly at a time during a pause, before looking whether a sure thing has come up.
         sure_above: expected speed, as a multiple of plain decoding, that is not passed up even during a pause.
+        run_ahead: let the draft draft on while its proposal is verified.
     """
 
     max_temperature: float = 0.9
@@ -53,15 +56,26 @@ class PolicyConfig:
     retry_tokens: int = 16
     stretch: int = 4
     sure_above: float = 1.1
+    run_ahead: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class SpeculationControl:
-    """What the request asked for: off, a cap on K, one drafter or "auto"."""
+    """What the request asked for.
+
+    Attributes:
+        enabled: speculate at all.
+        max_draft_tokens: cap on K.
+        drafter: one of them, or "auto".
+        num_speculative_tokens: K, whatever pays; None leaves it to the policy.
+        run_ahead: let the draft draft on while its proposal is verified.
+    """
 
     enabled: bool = True
     max_draft_tokens: int | None = None
     drafter: str = "auto"
+    num_speculative_tokens: int | None = None
+    run_ahead: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +111,9 @@ class RoundPlan:
         confidence_threshold: the draft may end its chain below this probability.
         reason: why the drafter that was asked for does not speculate now.
         plain_tokens: tokens the target decodes by itself; 1 is an ordinary round with an empty proposal.
+        run_ahead: how far the draft may run ahead of this round.
+        plain_otherwise: where nothing was drafted ahead for what comes of this round, the next is to be a plain one, at
+            once; otherwise it waits for the draft.
     """
 
     drafter: str = ""
@@ -104,6 +121,8 @@ class RoundPlan:
     confidence_threshold: float = 0.0
     reason: Reason = ""
     plain_tokens: int = 1
+    run_ahead: RunAhead | None = None
+    plain_otherwise: bool = False
 
 
 class SpeedGate:
@@ -180,16 +199,37 @@ def plan_round(
     if unusable and view.control.drafter == DRAFT_MODEL:
         burst = view.tokens_left if unusable == "context" else config.retry_tokens
         return RoundPlan(reason=unusable, plain_tokens=min(burst, view.tokens_left))
-    offered = _options(view, acceptance, costs, unusable)
+    offered = _options(view, config, acceptance, costs, unusable)
+    if view.control.num_speculative_tokens is not None:
+        return _exactly(offered[-1].plan) if offered else RoundPlan(reason=unusable)
     options = [option for option in offered if not gate.is_open or not _under_floor(option, config)]
     best = max(options, key=lambda option: option.tokens_per_s, default=None)
     pause = gate.pause_left(view.num_generated)
     if pause and (best is None or best.tokens_per_s * costs.plain_s < config.sure_above):
         stretch = pause if view.control.drafter == DRAFT_MODEL else min(pause, config.stretch)
-        return RoundPlan(reason="acceptance", plain_tokens=min(stretch, view.tokens_left))
+        return RoundPlan(reason=_why_plain(options, costs), plain_tokens=min(stretch, view.tokens_left))
     if best is None or (gate.is_open and best.tokens_per_s * costs.round_s(0) < 1.0):
-        return RoundPlan(reason=unusable or ("acceptance" if offered else ""))
+        return RoundPlan(reason=unusable or (_why_plain(options, costs) if offered else ""))
     return best.plan
+
+
+def _why_plain(options: list[_Option], costs: CostModel) -> Reason:
+    """Whether the best of what was drafted would pay if the batch were empty."""
+    drafted = (option for option in options if option.plan.drafter)
+    best = max(drafted, key=lambda option: option.tokens_per_s, default=None)
+    if best is None:
+        return "acceptance"
+    size = best.plan.num_speculative_tokens
+    alone = costs.verify_alone_s(size) / costs.verify_alone_s(0)
+    beside = costs.verify_s(size) / costs.verify_s(0)
+    return "load" if best.tokens_per_s * costs.plain_s * beside / alone > 1.0 else "acceptance"
+
+
+def _exactly(plan: RoundPlan) -> RoundPlan:
+    """The plan with the same K in every round, whatever pays."""
+    size, run_ahead = plan.num_speculative_tokens, plan.run_ahead
+    run_ahead = run_ahead and replace(run_ahead, num_speculative_tokens=size)
+    return replace(plan, confidence_threshold=0.0, run_ahead=run_ahead, plain_otherwise=False)
 
 
 def switched_off(temperature: float, control: SpeculationControl, config: PolicyConfig) -> Reason:
@@ -211,18 +251,21 @@ def _draft_unusable(view: RoundView) -> Reason:
 
 
 def _under_floor(option: _Option, config: PolicyConfig) -> bool:
-    return option.plan.drafter == DRAFT_MODEL and option.first_acceptance < config.acceptance_floor
+    return option.plan.drafter != NGRAM and option.first_acceptance < config.acceptance_floor
 
 
-def _options(view: RoundView, acceptance: SessionAcceptance, costs: CostModel, unusable: Reason) -> list[_Option]:
+def _options(
+    view: RoundView, config: PolicyConfig, acceptance: SessionAcceptance, costs: CostModel, unusable: Reason
+) -> list[_Option]:
     limit = min(view.max_proposal_tokens, view.tokens_left - 1)
-    if view.control.max_draft_tokens is not None:
-        limit = min(limit, view.control.max_draft_tokens)
+    for cap in (view.control.max_draft_tokens, view.control.num_speculative_tokens):
+        limit = limit if cap is None else min(limit, cap)
     options = []
     if view.match is not None:
         options += _ngram_options(view.match, limit, acceptance, costs, unusable)
     if view.draft == "ready" and not unusable:
-        options += _draft_options(min(limit, view.draft_room), acceptance, costs)
+        runs_ahead = config.run_ahead and view.control.run_ahead
+        options += _draft_options(min(limit, view.draft_room), acceptance, costs, runs_ahead=runs_ahead)
     return options
 
 
@@ -241,15 +284,49 @@ def _ngram_options(
     ]
 
 
-def _draft_options(limit: int, acceptance: SessionAcceptance, costs: CostModel) -> list[_Option]:
+def _draft_options(limit: int, acceptance: SessionAcceptance, costs: CostModel, *, runs_ahead: bool) -> list[_Option]:
+    """What the draft model can do: propose now, or, while a plain round goes on, for what may come of that.
+
+    Where it runs ahead, only those rounds wait for it that nothing was drafted for, so an option is worth what the
+    rounds up to the next such one bring in all, by the time they take in all.
+    """
     estimate, drafted = acceptance.arm(DRAFT_MODEL), acceptance.arm(DRAFTED)
-    lengths = zip(estimate.expected_lengths(limit), drafted.expected_lengths(limit), strict=True)
-    options = []
-    for size, (num_accepted, num_drafted) in enumerate(lengths, start=1):
-        speed = (1.0 + num_accepted) / costs.drafted_round_s(size, num_drafted)
-        threshold = _confidence_threshold(speed, costs.draft_token_s, estimate.conditional(0))
-        options.append(_Option(RoundPlan(DRAFT_MODEL, size, threshold), speed, estimate.conditional(0)))
+    accepted, num_drafted = estimate.expected_lengths(limit), drafted.expected_lengths(limit)
+    first = estimate.conditional(0)
+    run_ahead = _run_ahead(accepted, first, costs) if runs_ahead else None
+    hits, hit_tokens, hit_s = 0.0, 0.0, 0.0
+    if run_ahead is not None:
+        hits, size = costs.hit_rate, run_ahead.num_speculative_tokens
+        hit_tokens, hit_s = 1.0 + accepted[size - 1], costs.early_round_s(size)
+
+    def speed(tokens: float, seconds: float) -> float:
+        return (hits * hit_tokens + (1.0 - hits) * tokens) / (hits * hit_s + (1.0 - hits) * seconds)
+
+    waiting = [
+        speed(1.0 + accepted[size - 1], costs.drafted_round_s(size, num_drafted[size - 1]))
+        for size in range(1, len(accepted) + 1)
+    ]
+    plain = speed(1.0, costs.round_s(0)) if run_ahead is not None else 0.0
+    shared = RoundPlan(run_ahead=run_ahead, plain_otherwise=plain > max(waiting, default=0.0))
+    options = [_Option(shared, plain, first)] if run_ahead is not None else []
+    for size, tokens_per_s in enumerate(waiting, start=1):
+        threshold = _confidence_threshold(tokens_per_s, costs.draft_token_s, first)
+        proposing = replace(shared, drafter=DRAFT_MODEL, num_speculative_tokens=size, confidence_threshold=threshold)
+        options.append(_Option(proposing, tokens_per_s, first))
     return options
+
+
+def _run_ahead(accepted: list[float], first_acceptance: float, costs: CostModel) -> RunAhead | None:
+    """How far to run ahead; None where there is room for no token.
+
+    Args:
+        accepted: how many tokens of a proposal are accepted on average, for each length from 1 on.
+    """
+    speeds = [(1.0 + tokens) / costs.early_round_s(size) for size, tokens in enumerate(accepted, start=1)]
+    if not speeds:
+        return None
+    size = 1 + max(range(len(speeds)), key=speeds.__getitem__)
+    return RunAhead(size, costs.ahead_s(size), first_acceptance)
 
 
 def _confidence_threshold(tokens_per_s: float, draft_token_s: float, first_acceptance: float) -> float:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from engine.info import EngineInfo
-from engine.proposal import Proposal, State, Verdict
+from engine.proposal import EarlyProposals, Proposal, RunAhead, State, Verdict
 from engine.sampling import SamplingParams, StopParams
 
 
@@ -23,6 +23,10 @@ class TargetSession(Protocol):
         ...
 
     def propose(self, proposal: Proposal, *, traceparent: str = "") -> None: ...
+
+    def propose_early(self, early: EarlyProposals) -> None:
+        """Proposals for what may come of the round under way. If one does, its verdict follows without being asked."""
+        ...
 
     def decode(self, max_tokens: int, *, traceparent: str = "") -> None:
         """Run on plainly for up to `max_tokens` tokens, one verdict each; 0 interrupts."""
@@ -63,9 +67,13 @@ class DraftSession(Protocol):
         num_speculative_tokens: int,
         *,
         confidence_threshold: float = 0.0,
+        run_ahead: RunAhead | None = None,
         traceparent: str = "",
     ) -> None:
-        """The true sequence has `base.length` tokens and ends with `tail`: commit, roll back, draft on."""
+        """The true sequence has `base.length` tokens and ends with `tail`: commit, roll back, draft on.
+
+        A proposal is owed where tokens are asked for. Early ones may come after it, or without it, as `run_ahead` says.
+        """
         ...
 
     async def proposal(self) -> Proposal:
@@ -79,4 +87,13 @@ class DraftPort(Protocol):
     @property
     def info(self) -> EngineInfo: ...
 
-    def open(self, prompt: Sequence[int], sampling: SamplingParams, *, traceparent: str = "") -> DraftSession: ...
+    def open(
+        self,
+        prompt: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        on_early: Callable[[EarlyProposals], None],
+        traceparent: str = "",
+    ) -> DraftSession:
+        """`on_early` is told, on the event loop, of proposals made ahead of what is committed."""
+        ...

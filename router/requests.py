@@ -180,3 +180,5 @@ def _check_speculation(control: SpeculationControl, drafters: tuple[str, ...]) -
         raise InvalidArgument("speculation.drafter", control.drafter, ", ".join(allowed))
     if control.max_draft_tokens is not None and control.max_draft_tokens < 0:
         raise InvalidArgument("speculation.max_draft_tokens", control.max_draft_tokens, "0 or more")
+    if control.num_speculative_tokens == 0:
+        raise InvalidArgument("speculation.num_speculative_tokens", 0, "1 or more; MODE_OFF decodes plainly")

@@ -14,7 +14,8 @@ from engine.errors import EngineFault
 from engine.proposal import State, Verdict
 from router.events import Complete, Delta, Event, Usage
 from router.requests import SessionRequest
-from router.speculation import Round, Shared, Speculator
+from router.rounds import Round
+from router.speculation import Shared, Speculator
 from router.stopping import Output
 from router.stopwatch import Stopwatch
 from router.target_link import TargetLink
@@ -34,8 +35,8 @@ class Session:
         self._request, self._output, self._stopwatch = request, output, stopwatch
         self._tokens = [*request.prompt, *request.resumed]  # prompt and committed tokens
         self._state = State.of(self._tokens)
-        self._speculator = Speculator(request, shared)
         self._target = TargetLink(request, shared.peers, shared.clock, shared.config.target_link)
+        self._speculator = Speculator(request, shared, self._target.propose_early)
 
     async def events(self) -> AsyncGenerator[Event, None]:
         """Deltas, then one Complete.
@@ -69,7 +70,9 @@ class Session:
             return None
         round_ = await self._speculator.propose(self._state, self._tokens, self._tokens_left)
         traceparent = traceparent_of(round_.span)
-        if round_.is_stretch:
+        if round_.is_early:
+            self._target.goes_on()
+        elif round_.is_stretch:
             self._target.decode(round_.plan.plain_tokens, traceparent)
         else:
             self._target.propose(round_.proposal, traceparent)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from opentelemetry.trace import Span
 
 from engine.info import EngineInfo
-from engine.proposal import Proposal, State, Verdict
+from engine.proposal import EarlyProposals, Proposal, State, Verdict
 from router.acceptance import (
     DRAFT_MODEL,
     DRAFTED,
@@ -20,7 +20,7 @@ from router.acceptance import (
 )
 from router.costs import CostModel
 from router.draft_link import DraftLink, DraftLinkConfig
-from router.events import NoObserver, Observer, RoundRecord
+from router.events import NoObserver, Observer
 from router.ngram import NgramConfig, NgramDrafter, NgramMatch
 from router.peers import PeerSet
 from router.policy import (
@@ -33,6 +33,8 @@ from router.policy import (
     switched_off,
 )
 from router.requests import SessionRequest
+from router.rounds import Round, annotate, record_of
+from router.running_ahead import RunningAhead
 from router.target_link import TargetLinkConfig
 from rpc.tracing import start_span, traceparent_of
 
@@ -68,38 +70,18 @@ class Shared:
     observer: Observer = field(default_factory=NoObserver)
 
 
-@dataclass(slots=True)
-class Round:
-    """A round under way.
-
-    Attributes:
-        proposal: what the target is to judge; empty in a plain round.
-        began: when planning began; for the later tokens of a plain stretch, when the token before was committed.
-        arm: the kind of proposal whose acceptance this round tells.
-    """
-
-    plan: RoundPlan
-    proposal: Proposal
-    began: float
-    arm: str = ""
-    draft_wait_s: float = 0.0
-    dropped: str = ""
-    span: Span | None = None
-
-    @property
-    def is_stretch(self) -> bool:
-        return self.plan.plain_tokens > 1
-
-
 class Speculator:
     """Everything of a session that is not needed to decode plainly.
 
     Args:
         request: a draft samples as it asks.
         shared: what all sessions of the router share.
+        propose_early: gives the target proposals for what may come of the round under way.
     """
 
-    def __init__(self, request: SessionRequest, shared: Shared) -> None:
+    def __init__(
+        self, request: SessionRequest, shared: Shared, propose_early: Callable[[EarlyProposals], None]
+    ) -> None:
         control = request.control
         if not shared.config.drafters:
             control = replace(control, enabled=False)  # nothing to speculate with: decode without round trips
@@ -109,6 +91,7 @@ class Speculator:
         self._gate = SpeedGate(shared.config.policy)
         self._ngram = NgramDrafter(shared.config.ngram) if self._wants(NGRAM) else None
         self._draft: DraftLink | None = None
+        self._ahead = RunningAhead(shared.costs, shared.clock, propose_early)
         self._max_proposal = 0
         self._num_prompt = len(request.prompt)
         self.totals = SpeculationTotals()
@@ -116,6 +99,7 @@ class Speculator:
 
     def target_opened(self, info: EngineInfo, tokens: Sequence[int]) -> None:
         """Prepares the draft while the target computes `tokens`. When a target was lost it is prepared already."""
+        self._ahead.forget()
         self._max_proposal = min(info.max_proposal_tokens, self._shared.config.max_draft_tokens)
         if self._draft is None and self._wants(DRAFT_MODEL):
             self._draft = DraftLink(
@@ -124,6 +108,7 @@ class Speculator:
                 self.totals,
                 self._shared.clock,
                 self._shared.config.draft_link,
+                self._ahead.arrived,
             )
             self._draft.warm_up(tokens, info.vocab_size, traceparent_of(self._span))
 
@@ -143,8 +128,10 @@ class Speculator:
         began = self._shared.clock()
         limit = min(self._max_proposal, tokens_left - 1)
         match = self._ngram.lookup(limit) if self._ngram is not None else None
-        view = self._view(tokens, tokens_left, match)
+        view = self._view(state, tokens, tokens_left, match)
         plan = plan_round(view, self._shared.config.policy, self._acceptance, self._shared.costs, self._gate)
+        if (early := self._ahead.next_proposal) is not None:
+            return self._go_on(early, plan, began, tokens)
         self._pass_over(view, plan)
         round_ = Round(plan, Proposal(state), began, span=self._round_span(plan, state))
         if plan.drafter == NGRAM and match is not None:
@@ -152,6 +139,24 @@ class Speculator:
             round_.arm = ngram_arm(match)
         elif plan.drafter == DRAFT_MODEL:
             await self._ask_draft(round_, tokens)
+        elif plan.run_ahead is not None:
+            self._run_ahead(round_, tokens)
+        return round_
+
+    def _run_ahead(self, round_: Round, tokens: Sequence[int]) -> None:
+        """The draft is asked for nothing but what may come of this round."""
+        assert self._draft is not None
+        plan, proposal = round_.plan, round_.proposal
+        told = self._ahead.begin(proposal, plan.run_ahead, plain_otherwise=plan.plain_otherwise)
+        self._draft.went_on(proposal.base, tokens, told)
+
+    def _go_on(self, early: Proposal, plan: RoundPlan, began: float, tokens: Sequence[int]) -> Round:
+        """A round that the target has begun by itself. What the policy would rather do now, it may do in the next."""
+        drafter = DRAFT_MODEL if early.tokens else ""
+        plan = replace(plan, drafter=drafter, num_speculative_tokens=len(early.tokens), plain_tokens=1, reason="")
+        span = self._round_span(plan, early.base)
+        round_ = Round(plan, early, began, arm=DRAFT_MODEL, is_early=True, span=span)
+        self._run_ahead(round_, tokens)
         return round_
 
     def learn(self, round_: Round, verdict: Verdict) -> float:
@@ -167,16 +172,22 @@ class Speculator:
             # A sequence that ended says nothing about the draft tokens behind its end.
             asked = verdict.num_accepted if verdict.finish_reason else plan.num_speculative_tokens
             self._acceptance.observe(round_.arm, asked, verdict.num_accepted)
-            if round_.arm == DRAFT_MODEL:
+            if round_.arm == DRAFT_MODEL and not round_.is_early:
                 self._acceptance.observe(DRAFTED, plan.num_speculative_tokens, verdict.num_proposed)
         self._learn_times(round_, verdict, round_s)
-        record = _record(round_, verdict, round_s)
+        is_hit = self._ahead.end(verdict, verdict.base.extend(verdict.tokens))
+        if is_hit is not None and verdict.finish_reason is None:
+            self.totals.count_ahead(is_hit)
+            self._shared.costs.saw_ahead(is_hit)
+        record = record_of(round_, verdict, round_s)
         self._shared.observer.round_finished(record)
-        _annotate(round_.span, record)
+        annotate(round_.span, record)
         return round_s - verdict.forward_time_s - verdict.queue_time_s - round_.draft_wait_s
 
     async def close(self) -> None:
         """Frees the draft's side."""
+        self._ahead.forget()
+        self.totals.wasted_draft_tokens = self._ahead.num_wasted
         if self._draft is not None:
             await self._draft.close()
 
@@ -190,26 +201,31 @@ class Speculator:
         round_.draft_wait_s, round_.dropped, round_.arm = answer.wait_s, answer.dropped, DRAFT_MODEL
         if answer.proposal is not None:
             round_.proposal = answer.proposal
+            plan = round_.plan
+            self._ahead.begin(answer.proposal, plan.run_ahead, plain_otherwise=plan.plain_otherwise)
             costs.saw_draft(len(answer.proposal.tokens), answer.proposal.draft_time_s, answer.wait_s)
 
     def _learn_times(self, round_: Round, verdict: Verdict, round_s: float) -> None:
         costs = self._shared.costs
         if round_.is_stretch:
-            costs.saw_plain(verdict.forward_time_s)
+            costs.saw_forward(verdict)
             return
-        costs.saw_verify(verdict.num_proposed, verdict.forward_time_s, round_s, round_.draft_wait_s)
+        if round_.is_early:
+            costs.saw_early(verdict, round_s)
+        else:
+            costs.saw_round(verdict, round_s, round_.draft_wait_s)
         if not self._off:
             num_generated = verdict.base.length + len(verdict.tokens) - self._num_prompt
             self._gate.saw_round(len(verdict.tokens), round_s, costs.plain_s, num_generated)
 
-    def _view(self, tokens: Sequence[int], tokens_left: int, match: NgramMatch | None) -> RoundView:
+    def _view(self, state: State, tokens: Sequence[int], tokens_left: int, match: NgramMatch | None) -> RoundView:
         return RoundView(
             temperature=self._sampling.temperature,
             control=self._control,
             num_generated=len(tokens) - self._num_prompt,
             tokens_left=tokens_left,
             max_proposal_tokens=self._max_proposal,
-            draft="none" if self._draft is None else self._draft.status(tokens, traceparent_of(self._span)),
+            draft="none" if self._draft is None else self._draft.status(state, tokens, traceparent_of(self._span)),
             draft_room=0 if self._draft is None else self._draft.room(len(tokens)),
             match=match,
         )
@@ -236,32 +252,3 @@ class Speculator:
             "outrider.reason": plan.reason,
         }
         return start_span("outrider.round", traceparent_of(self._span), attributes)
-
-
-def _record(round_: Round, verdict: Verdict, round_s: float) -> RoundRecord:
-    return RoundRecord(
-        drafter=round_.plan.drafter if verdict.num_proposed else "",
-        num_proposed=verdict.num_proposed,
-        num_accepted=verdict.num_accepted,
-        num_tokens=len(verdict.tokens),
-        reason=round_.plan.reason,
-        dropped=round_.dropped or ("refused" if verdict.dropped else ""),
-        round_s=round_s,
-        forward_s=verdict.forward_time_s,
-        draft_wait_s=round_.draft_wait_s,
-    )
-
-
-def _annotate(span: Span | None, record: RoundRecord) -> None:
-    if span is None:
-        return
-    span.set_attributes(
-        {
-            "outrider.num_proposed": record.num_proposed,
-            "outrider.num_accepted": record.num_accepted,
-            "outrider.num_tokens": record.num_tokens,
-            "outrider.dropped": record.dropped,
-            "outrider.forward_ms": 1e3 * record.forward_s,
-            "outrider.draft_wait_ms": 1e3 * record.draft_wait_s,
-        }
-    )

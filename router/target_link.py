@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from engine.errors import DeadlineExceeded, OutriderError, Overloaded, Unavailable, UnknownSession
 from engine.info import EngineInfo
-from engine.proposal import Proposal, Verdict
+from engine.proposal import EarlyProposals, Proposal, Verdict
 from router.peers import PeerSet
 from router.placement import prefix_key
 from router.ports import TargetPort, TargetSession
@@ -109,6 +109,16 @@ class TargetLink:
     def propose(self, proposal: Proposal, traceparent: str) -> None:
         """Asks for the verdict on a proposal."""
         self._ask(1, lambda session: session.propose(proposal, traceparent=traceparent))
+
+    def propose_early(self, early: EarlyProposals) -> None:
+        """Proposals for what may come of the round under way. A target that is lost meanwhile has no use for them."""
+        if self._session is not None:
+            with contextlib.suppress(Unavailable, UnknownSession):  # which the verdict that is owed will say
+                self._session.propose_early(early)
+
+    def goes_on(self) -> None:
+        """The target verifies an early proposal: its verdict comes without being asked for."""
+        self._owed = 1
 
     def decode(self, max_tokens: int, traceparent: str) -> None:
         """Asks for a stretch of plain decoding, which takes no round trip per token: one verdict for each."""

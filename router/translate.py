@@ -148,6 +148,8 @@ def _speculation(message: pb.Speculation) -> SpeculationControl:
         enabled=message.mode != pb.Speculation.MODE_OFF,
         max_draft_tokens=message.max_draft_tokens if message.HasField("max_draft_tokens") else None,
         drafter=message.drafter or "auto",
+        num_speculative_tokens=message.num_speculative_tokens if message.HasField("num_speculative_tokens") else None,
+        run_ahead=message.run_ahead if message.HasField("run_ahead") else True,
     )
 
 
@@ -195,4 +197,8 @@ def _speculation_stats(event: Complete) -> pb.SpeculationStats:
         },
         dropped_proposals=sum(totals.dropped.values()),
         mean_num_speculative_tokens=totals.mean_num_speculative_tokens,
+        rounds_ahead=totals.rounds_ahead,
+        early_hits=totals.early_hits,
+        early_hit_rate=totals.early_hit_rate,
+        wasted_draft_tokens=totals.wasted_draft_tokens,
     )

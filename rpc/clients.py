@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import grpc
 from google.protobuf.message import Message
 
 from engine.info import EngineInfo
-from engine.proposal import Proposal, State, Verdict
+from engine.proposal import EarlyProposals, Proposal, RunAhead, State, Verdict
 from engine.sampling import SamplingParams, StopParams
 from rpc import codecs
 from rpc.connections import Connection, Peer, RemoteSession
@@ -82,6 +82,9 @@ class RemoteTargetSession(RemoteSession[Verdict]):
         )
         self._send(verification_pb2.VerificationRequest(propose=message))
 
+    def propose_early(self, early: EarlyProposals) -> None:
+        self._send(verification_pb2.VerificationRequest(early=codecs.encode_early(self._number, early)))
+
     def decode(self, max_tokens: int, *, traceparent: str = "") -> None:
         message = verification_pb2.Decode(session=self._number, max_tokens=max_tokens, traceparent=traceparent)
         self._send(verification_pb2.VerificationRequest(decode=message))
@@ -136,6 +139,10 @@ class TargetClient(_Client):
 class RemoteDraftSession(RemoteSession[Proposal]):
     """router.ports.DraftSession over a connection."""
 
+    def __init__(self, connection: Connection, number: int, on_early: Callable[[EarlyProposals], None]) -> None:
+        super().__init__(connection, number)
+        self._on_early = on_early
+
     def advance(
         self,
         base: State,
@@ -143,6 +150,7 @@ class RemoteDraftSession(RemoteSession[Proposal]):
         num_speculative_tokens: int,
         *,
         confidence_threshold: float = 0.0,
+        run_ahead: RunAhead | None = None,
         traceparent: str = "",
     ) -> None:
         message = drafting_pb2.Advance(
@@ -152,11 +160,18 @@ class RemoteDraftSession(RemoteSession[Proposal]):
             num_speculative_tokens=num_speculative_tokens,
             confidence_threshold=confidence_threshold,
             traceparent=traceparent,
+            run_ahead=codecs.encode_run_ahead(run_ahead),
         )
         self._send(drafting_pb2.DraftRequest(advance=message))
 
     async def proposal(self) -> Proposal:
         return await self._next()
+
+    def receive(self, kind: str, message: Any) -> None:
+        if kind == "early":
+            self._on_early(codecs.decode_early(message))
+        else:
+            super().receive(kind, message)
 
     def decode_output(self, reply: Any) -> Proposal:
         codecs.require(reply, "proposal", "proposal")
@@ -176,7 +191,14 @@ class DraftClient(_Client):
 
         return Peer(address, drafting_pb2_grpc.DraftingStub, frame_of, credentials)
 
-    def open(self, prompt: Sequence[int], sampling: SamplingParams, *, traceparent: str = "") -> RemoteDraftSession:
+    def open(
+        self,
+        prompt: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        on_early: Callable[[EarlyProposals], None],
+        traceparent: str = "",
+    ) -> RemoteDraftSession:
         """Sends the request at once; what comes of it `proposal()` says."""
         connection, number = self._peer.connection(), self._peer.next_session()
         message = drafting_pb2.OpenDraft(
@@ -185,6 +207,6 @@ class DraftClient(_Client):
             sampling=codecs.encode_sampling(sampling),
             traceparent=traceparent,
         )
-        session = RemoteDraftSession(connection, number)
+        session = RemoteDraftSession(connection, number, on_early)
         connection.start(session, number, drafting_pb2.DraftRequest(open=message))
         return session

@@ -15,8 +15,19 @@ from google.protobuf.message import Message
 
 from engine.errors import InvalidArgument
 from engine.info import EngineInfo
-from engine.proposal import FinishReason, Proposal, SparseProbs, State, Verdict, chain_parents
+from engine.proposal import (
+    Branch,
+    EarlyProposals,
+    FinishReason,
+    Proposal,
+    RunAhead,
+    SparseProbs,
+    State,
+    Verdict,
+    chain_parents,
+)
 from engine.sampling import SamplingParams, StopParams
+from rpc.pb import drafting_pb2 as drafting_pb
 from rpc.pb import session_pb2 as pb
 from rpc.pb import verification_pb2 as verification_pb
 
@@ -80,15 +91,81 @@ def encode_proposal(proposal: Proposal) -> pb.ProposalTree:
 def decode_proposal(message: pb.ProposalTree) -> Proposal:
     require(message, "base", "proposal.base")
     tokens = tuple(message.tokens)
-    draft_probs = tuple(SparseProbs(tuple(sparse.ids), tuple(sparse.probs)) for sparse in message.draft_probs)
     return Proposal(
         decode_state(message.base),
         tokens,
         tuple(message.parents) or chain_parents(len(tokens)),
-        draft_probs or None,
+        _decode_probs(message),
         message.drafter,
         message.draft_time_s,
     )
+
+
+def encode_early(session: int, early: EarlyProposals) -> pb.EarlyProposals:
+    """Raises ValueError as encode_proposal."""
+    branches = [
+        pb.Branch(
+            num_accepted=branch.num_accepted,
+            token=branch.token,
+            tokens=branch.tokens,
+            draft_probs=[_encode_probs(sparse) for sparse in branch.draft_probs or ()],
+        )
+        for branch in early.branches
+    ]
+    return pb.EarlyProposals(
+        session=session,
+        after=encode_state(early.after),
+        trunk=encode_state(early.trunk),
+        branches=branches,
+        drafter=early.drafter,
+        draft_time_s=early.draft_time_s,
+        plain_otherwise=early.plain_otherwise,
+    )
+
+
+def decode_early(message: pb.EarlyProposals) -> EarlyProposals:
+    require(message, "after", "early.after")
+    require(message, "trunk", "early.trunk")
+    if not message.branches:
+        raise InvalidArgument("early.branches", "nothing", "at least one branch")
+    branches = tuple(
+        Branch(branch.num_accepted, branch.token, tuple(branch.tokens), _decode_probs(branch))
+        for branch in message.branches
+    )
+    return EarlyProposals(
+        decode_state(message.after),
+        decode_state(message.trunk),
+        branches,
+        message.drafter,
+        message.draft_time_s,
+        message.plain_otherwise,
+    )
+
+
+def encode_run_ahead(run_ahead: RunAhead | None) -> drafting_pb.RunAhead | None:
+    if run_ahead is None:
+        return None
+    return drafting_pb.RunAhead(
+        num_speculative_tokens=run_ahead.num_speculative_tokens,
+        budget_s=run_ahead.budget_s,
+        acceptance=run_ahead.acceptance,
+    )
+
+
+def decode_run_ahead(message: drafting_pb.Advance) -> RunAhead | None:
+    """Raises InvalidArgument for numbers that are none."""
+    if not message.HasField("run_ahead"):
+        return None
+    asked = message.run_ahead
+    if not math.isfinite(asked.budget_s):
+        raise InvalidArgument("run_ahead.budget_s", asked.budget_s, "seconds")
+    if not 0.0 <= asked.acceptance <= 1.0:
+        raise InvalidArgument("run_ahead.acceptance", asked.acceptance, "0 to 1")
+    return RunAhead(asked.num_speculative_tokens, asked.budget_s, asked.acceptance)
+
+
+def _decode_probs(message: pb.ProposalTree | pb.Branch) -> tuple[SparseProbs, ...] | None:
+    return tuple(SparseProbs(tuple(sparse.ids), tuple(sparse.probs)) for sparse in message.draft_probs) or None
 
 
 def _encode_probs(sparse: SparseProbs) -> pb.SparseDistribution:

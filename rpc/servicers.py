@@ -11,8 +11,8 @@ import grpc.aio
 
 from engine.errors import DeadlineExceeded, InvalidArgument
 from engine.loop import Command, DraftLoop, TargetLoop
-from engine.ports import DraftEngine, TargetEngine, TargetOutput
-from engine.proposal import Proposal, State
+from engine.ports import DraftEngine, DraftOutput, TargetEngine, TargetOutput
+from engine.proposal import EarlyProposals, State
 from rpc import codecs, tracing
 from rpc.outbox import MAX_WAITING_BYTES
 from rpc.pb import drafting_pb2, drafting_pb2_grpc, session_pb2, verification_pb2, verification_pb2_grpc
@@ -22,7 +22,7 @@ _FIRST_ROUND = State()  # stands for the round that opens a session
 _PLAIN_RUN = State(2**32)  # stands for a run of plain decoding, which no single verdict ends
 
 _Verified = ServedSession[TargetOutput, verification_pb2.VerificationReply]
-_Drafted = ServedSession[Proposal, drafting_pb2.DraftReply]
+_Drafted = ServedSession[DraftOutput, drafting_pb2.DraftReply]
 
 
 class VerificationServicer(verification_pb2_grpc.VerificationServicer):
@@ -105,6 +105,8 @@ class _VerificationStream(RouterStream[TargetEngine, TargetOutput, verification_
                 return self._open_command(session, request)
             case "propose":
                 return self._propose_command(session, request)
+            case "early":
+                return self._early_command(request)
             case _:
                 return self._decode_command(session, request)
 
@@ -123,6 +125,10 @@ class _VerificationStream(RouterStream[TargetEngine, TargetOutput, verification_
         _begin_span(session, proposal.base, "outrider.verify", request.traceparent, proposal.drafter)
         return lambda engine, number: engine.propose(number, proposal)
 
+    def _early_command(self, request: session_pb2.EarlyProposals) -> Command[TargetEngine]:
+        early = codecs.decode_early(request)
+        return lambda engine, number: engine.propose_early(number, early)
+
     def _decode_command(self, session: _Verified, request: verification_pb2.Decode) -> Command[TargetEngine]:
         max_tokens = request.max_tokens
         session.spans.end(_PLAIN_RUN, {})
@@ -140,14 +146,16 @@ class _VerificationStream(RouterStream[TargetEngine, TargetOutput, verification_
             )
 
 
-class _DraftingStream(RouterStream[DraftEngine, Proposal, drafting_pb2.DraftReply]):
+class _DraftingStream(RouterStream[DraftEngine, DraftOutput, drafting_pb2.DraftReply]):
     def reply(self, **kind: Any) -> drafting_pb2.DraftReply:
         return drafting_pb2.DraftReply(**kind)
 
     def frame(self, replies: list[drafting_pb2.DraftReply]) -> drafting_pb2.DraftReplies:
         return drafting_pb2.DraftReplies(replies=replies)
 
-    def encode_output(self, session: _Drafted, output: Proposal) -> drafting_pb2.DraftReply:
+    def encode_output(self, session: _Drafted, output: DraftOutput) -> drafting_pb2.DraftReply:
+        if isinstance(output, EarlyProposals):
+            return self.reply(early=codecs.encode_early(session.number, output))
         if tracing.enabled():
             session.spans.end(
                 output.base,
@@ -173,8 +181,9 @@ class _DraftingStream(RouterStream[DraftEngine, Proposal, drafting_pb2.DraftRepl
         codecs.require(request, "base", "base")
         base, tail = codecs.decode_state(request.base), tuple(request.tail)
         num_tokens, threshold = request.num_speculative_tokens, request.confidence_threshold
+        run_ahead = codecs.decode_run_ahead(request)
         _begin_span(session, base, "outrider.draft", request.traceparent, "")
-        return lambda engine, number: engine.advance(number, base, tail, num_tokens, threshold)
+        return lambda engine, number: engine.advance(number, base, tail, num_tokens, threshold, run_ahead)
 
 
 def _begin_span(session: ServedSession[Any, Any], base: State, name: str, traceparent: str, drafter: str) -> None:

@@ -36,20 +36,32 @@ class OpenDraft(_message.Message):
     def __init__(self, session: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_session_pb2.EngineSampling, _Mapping]] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class Advance(_message.Message):
-    __slots__ = ("session", "base", "tail", "num_speculative_tokens", "confidence_threshold", "traceparent")
+    __slots__ = ("session", "base", "tail", "num_speculative_tokens", "confidence_threshold", "traceparent", "run_ahead")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
     TAIL_FIELD_NUMBER: _ClassVar[int]
     NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CONFIDENCE_THRESHOLD_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    RUN_AHEAD_FIELD_NUMBER: _ClassVar[int]
     session: int
     base: _session_pb2.CommittedState
     tail: _containers.RepeatedScalarFieldContainer[int]
     num_speculative_tokens: int
     confidence_threshold: float
     traceparent: str
-    def __init__(self, session: _Optional[int] = ..., base: _Optional[_Union[_session_pb2.CommittedState, _Mapping]] = ..., tail: _Optional[_Iterable[int]] = ..., num_speculative_tokens: _Optional[int] = ..., confidence_threshold: _Optional[float] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    run_ahead: RunAhead
+    def __init__(self, session: _Optional[int] = ..., base: _Optional[_Union[_session_pb2.CommittedState, _Mapping]] = ..., tail: _Optional[_Iterable[int]] = ..., num_speculative_tokens: _Optional[int] = ..., confidence_threshold: _Optional[float] = ..., traceparent: _Optional[str] = ..., run_ahead: _Optional[_Union[RunAhead, _Mapping]] = ...) -> None: ...
+
+class RunAhead(_message.Message):
+    __slots__ = ("num_speculative_tokens", "budget_s", "acceptance")
+    NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_S_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
+    num_speculative_tokens: int
+    budget_s: float
+    acceptance: float
+    def __init__(self, num_speculative_tokens: _Optional[int] = ..., budget_s: _Optional[float] = ..., acceptance: _Optional[float] = ...) -> None: ...
 
 class DraftReplies(_message.Message):
     __slots__ = ("replies",)
@@ -58,14 +70,16 @@ class DraftReplies(_message.Message):
     def __init__(self, replies: _Optional[_Iterable[_Union[DraftReply, _Mapping]]] = ...) -> None: ...
 
 class DraftReply(_message.Message):
-    __slots__ = ("proposal", "closed", "failed")
+    __slots__ = ("proposal", "closed", "failed", "early")
     PROPOSAL_FIELD_NUMBER: _ClassVar[int]
     CLOSED_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
+    EARLY_FIELD_NUMBER: _ClassVar[int]
     proposal: SessionProposal
     closed: _session_pb2.SessionClosed
     failed: _session_pb2.SessionFailed
-    def __init__(self, proposal: _Optional[_Union[SessionProposal, _Mapping]] = ..., closed: _Optional[_Union[_session_pb2.SessionClosed, _Mapping]] = ..., failed: _Optional[_Union[_session_pb2.SessionFailed, _Mapping]] = ...) -> None: ...
+    early: _session_pb2.EarlyProposals
+    def __init__(self, proposal: _Optional[_Union[SessionProposal, _Mapping]] = ..., closed: _Optional[_Union[_session_pb2.SessionClosed, _Mapping]] = ..., failed: _Optional[_Union[_session_pb2.SessionFailed, _Mapping]] = ..., early: _Optional[_Union[_session_pb2.EarlyProposals, _Mapping]] = ...) -> None: ...
 
 class SessionProposal(_message.Message):
     __slots__ = ("session", "proposal")

@@ -74,7 +74,7 @@ class SamplingParams(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., include_stop_str_in_output: _Optional[bool] = ..., skip_special_tokens: _Optional[bool] = ...) -> None: ...
 
 class Speculation(_message.Message):
-    __slots__ = ("mode", "max_draft_tokens", "drafter")
+    __slots__ = ("mode", "max_draft_tokens", "drafter", "num_speculative_tokens", "run_ahead")
     class Mode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         MODE_UNSPECIFIED: _ClassVar[Speculation.Mode]
@@ -86,10 +86,14 @@ class Speculation(_message.Message):
     MODE_FIELD_NUMBER: _ClassVar[int]
     MAX_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RUN_AHEAD_FIELD_NUMBER: _ClassVar[int]
     mode: Speculation.Mode
     max_draft_tokens: int
     drafter: str
-    def __init__(self, mode: _Optional[_Union[Speculation.Mode, str]] = ..., max_draft_tokens: _Optional[int] = ..., drafter: _Optional[str] = ...) -> None: ...
+    num_speculative_tokens: int
+    run_ahead: bool
+    def __init__(self, mode: _Optional[_Union[Speculation.Mode, str]] = ..., max_draft_tokens: _Optional[int] = ..., drafter: _Optional[str] = ..., num_speculative_tokens: _Optional[int] = ..., run_ahead: _Optional[bool] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("request_id", "delta", "complete")
@@ -136,7 +140,7 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
 class SpeculationStats(_message.Message):
-    __slots__ = ("rounds", "draft_tokens", "accepted_tokens", "drafted_per_position", "accepted_per_position", "acceptance_rate", "mean_acceptance_length", "switched_off_reason", "drafters", "dropped_proposals", "mean_num_speculative_tokens")
+    __slots__ = ("rounds", "draft_tokens", "accepted_tokens", "drafted_per_position", "accepted_per_position", "acceptance_rate", "mean_acceptance_length", "switched_off_reason", "drafters", "dropped_proposals", "mean_num_speculative_tokens", "rounds_ahead", "early_hits", "early_hit_rate", "wasted_draft_tokens")
     class DraftersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -155,6 +159,10 @@ class SpeculationStats(_message.Message):
     DRAFTERS_FIELD_NUMBER: _ClassVar[int]
     DROPPED_PROPOSALS_FIELD_NUMBER: _ClassVar[int]
     MEAN_NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_AHEAD_FIELD_NUMBER: _ClassVar[int]
+    EARLY_HITS_FIELD_NUMBER: _ClassVar[int]
+    EARLY_HIT_RATE_FIELD_NUMBER: _ClassVar[int]
+    WASTED_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     rounds: int
     draft_tokens: int
     accepted_tokens: int
@@ -166,7 +174,11 @@ class SpeculationStats(_message.Message):
     drafters: _containers.MessageMap[str, DrafterStats]
     dropped_proposals: int
     mean_num_speculative_tokens: float
-    def __init__(self, rounds: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., drafted_per_position: _Optional[_Iterable[int]] = ..., accepted_per_position: _Optional[_Iterable[int]] = ..., acceptance_rate: _Optional[float] = ..., mean_acceptance_length: _Optional[float] = ..., switched_off_reason: _Optional[str] = ..., drafters: _Optional[_Mapping[str, DrafterStats]] = ..., dropped_proposals: _Optional[int] = ..., mean_num_speculative_tokens: _Optional[float] = ...) -> None: ...
+    rounds_ahead: int
+    early_hits: int
+    early_hit_rate: float
+    wasted_draft_tokens: int
+    def __init__(self, rounds: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., drafted_per_position: _Optional[_Iterable[int]] = ..., accepted_per_position: _Optional[_Iterable[int]] = ..., acceptance_rate: _Optional[float] = ..., mean_acceptance_length: _Optional[float] = ..., switched_off_reason: _Optional[str] = ..., drafters: _Optional[_Mapping[str, DrafterStats]] = ..., dropped_proposals: _Optional[int] = ..., mean_num_speculative_tokens: _Optional[float] = ..., rounds_ahead: _Optional[int] = ..., early_hits: _Optional[int] = ..., early_hit_rate: _Optional[float] = ..., wasted_draft_tokens: _Optional[int] = ...) -> None: ...
 
 class DrafterStats(_message.Message):
     __slots__ = ("rounds", "draft_tokens", "accepted_tokens")

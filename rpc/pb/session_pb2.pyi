@@ -64,6 +64,36 @@ class ProposalTree(_message.Message):
     draft_time_s: float
     def __init__(self, base: _Optional[_Union[CommittedState, _Mapping]] = ..., tokens: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., draft_probs: _Optional[_Iterable[_Union[SparseDistribution, _Mapping]]] = ..., drafter: _Optional[str] = ..., draft_time_s: _Optional[float] = ...) -> None: ...
 
+class EarlyProposals(_message.Message):
+    __slots__ = ("session", "after", "trunk", "branches", "drafter", "draft_time_s", "plain_otherwise")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    TRUNK_FIELD_NUMBER: _ClassVar[int]
+    BRANCHES_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_TIME_S_FIELD_NUMBER: _ClassVar[int]
+    PLAIN_OTHERWISE_FIELD_NUMBER: _ClassVar[int]
+    session: int
+    after: CommittedState
+    trunk: CommittedState
+    branches: _containers.RepeatedCompositeFieldContainer[Branch]
+    drafter: str
+    draft_time_s: float
+    plain_otherwise: bool
+    def __init__(self, session: _Optional[int] = ..., after: _Optional[_Union[CommittedState, _Mapping]] = ..., trunk: _Optional[_Union[CommittedState, _Mapping]] = ..., branches: _Optional[_Iterable[_Union[Branch, _Mapping]]] = ..., drafter: _Optional[str] = ..., draft_time_s: _Optional[float] = ..., plain_otherwise: _Optional[bool] = ...) -> None: ...
+
+class Branch(_message.Message):
+    __slots__ = ("num_accepted", "token", "tokens", "draft_probs")
+    NUM_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_PROBS_FIELD_NUMBER: _ClassVar[int]
+    num_accepted: int
+    token: int
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    draft_probs: _containers.RepeatedCompositeFieldContainer[SparseDistribution]
+    def __init__(self, num_accepted: _Optional[int] = ..., token: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., draft_probs: _Optional[_Iterable[_Union[SparseDistribution, _Mapping]]] = ...) -> None: ...
+
 class CloseSession(_message.Message):
     __slots__ = ("session",)
     SESSION_FIELD_NUMBER: _ClassVar[int]

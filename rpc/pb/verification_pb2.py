@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from rpc.pb import session_pb2 as rpc_dot_pb_dot_session__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19rpc/pb/verification.proto\x12\x0boutrider.v1\x1a\x14rpc/pb/session.proto\"J\n\x14VerificationRequests\x12\x32\n\x08requests\x18\x01 \x03(\x0b\x32 .outrider.v1.VerificationRequest\"\xc5\x01\n\x13VerificationRequest\x12\'\n\x04open\x18\x01 \x01(\x0b\x32\x17.outrider.v1.OpenTargetH\x00\x12\'\n\x07propose\x18\x02 \x01(\x0b\x32\x14.outrider.v1.ProposeH\x00\x12%\n\x06\x64\x65\x63ode\x18\x03 \x01(\x0b\x32\x13.outrider.v1.DecodeH\x00\x12*\n\x05\x63lose\x18\x04 \x01(\x0b\x32\x19.outrider.v1.CloseSessionH\x00\x42\t\n\x07request\"\xd5\x01\n\nOpenTarget\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x18\n\x10prompt_token_ids\x18\x02 \x03(\r\x12\x1b\n\x13\x63ommitted_token_ids\x18\x03 \x03(\r\x12-\n\x08sampling\x18\x04 \x01(\x0b\x32\x1b.outrider.v1.EngineSampling\x12\'\n\x05stops\x18\x05 \x01(\x0b\x32\x18.outrider.v1.EngineStops\x12\x13\n\x0btraceparent\x18\x06 \x01(\t\x12\x12\n\ndeadline_s\x18\x07 \x01(\x01\"\\\n\x07Propose\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12+\n\x08proposal\x18\x02 \x01(\x0b\x32\x19.outrider.v1.ProposalTree\x12\x13\n\x0btraceparent\x18\x03 \x01(\t\"B\n\x06\x44\x65\x63ode\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x12\n\nmax_tokens\x18\x02 \x01(\r\x12\x13\n\x0btraceparent\x18\x03 \x01(\t\"F\n\x13VerificationReplies\x12/\n\x07replies\x18\x01 \x03(\x0b\x32\x1e.outrider.v1.VerificationReply\"\xa8\x01\n\x11VerificationReply\x12.\n\x07verdict\x18\x01 \x01(\x0b\x32\x1b.outrider.v1.SessionVerdictH\x00\x12,\n\x06\x63losed\x18\x02 \x01(\x0b\x32\x1a.outrider.v1.SessionClosedH\x00\x12,\n\x06\x66\x61iled\x18\x03 \x01(\x0b\x32\x1a.outrider.v1.SessionFailedH\x00\x42\x07\n\x05reply\"\x83\x02\n\x0eSessionVerdict\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12)\n\x04\x62\x61se\x18\x02 \x01(\x0b\x32\x1b.outrider.v1.CommittedState\x12\x14\n\x0cnum_proposed\x18\x03 \x01(\r\x12\x14\n\x0cnum_accepted\x18\x04 \x01(\r\x12\x0e\n\x06tokens\x18\x05 \x03(\r\x12\x15\n\rfinish_reason\x18\x06 \x01(\t\x12\x16\n\x0e\x66orward_time_s\x18\x07 \x01(\x01\x12\x14\n\x0cqueue_time_s\x18\x08 \x01(\x01\x12\x0c\n\x04rows\x18\t \x01(\r\x12\x0f\n\x07\x64ropped\x18\n \x01(\t\x12\x15\n\rcached_tokens\x18\x0b \x01(\r2\xa5\x01\n\x0cVerification\x12Q\n\x06Stream\x12!.outrider.v1.VerificationRequests\x1a .outrider.v1.VerificationReplies(\x01\x30\x01\x12\x42\n\x07GetInfo\x12\x1e.outrider.v1.EngineInfoRequest\x1a\x17.outrider.v1.EngineInfob\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19rpc/pb/verification.proto\x12\x0boutrider.v1\x1a\x14rpc/pb/session.proto\"J\n\x14VerificationRequests\x12\x32\n\x08requests\x18\x01 \x03(\x0b\x32 .outrider.v1.VerificationRequest\"\xf3\x01\n\x13VerificationRequest\x12\'\n\x04open\x18\x01 \x01(\x0b\x32\x17.outrider.v1.OpenTargetH\x00\x12\'\n\x07propose\x18\x02 \x01(\x0b\x32\x14.outrider.v1.ProposeH\x00\x12%\n\x06\x64\x65\x63ode\x18\x03 \x01(\x0b\x32\x13.outrider.v1.DecodeH\x00\x12*\n\x05\x63lose\x18\x04 \x01(\x0b\x32\x19.outrider.v1.CloseSessionH\x00\x12,\n\x05\x65\x61rly\x18\x05 \x01(\x0b\x32\x1b.outrider.v1.EarlyProposalsH\x00\x42\t\n\x07request\"\xd5\x01\n\nOpenTarget\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x18\n\x10prompt_token_ids\x18\x02 \x03(\r\x12\x1b\n\x13\x63ommitted_token_ids\x18\x03 \x03(\r\x12-\n\x08sampling\x18\x04 \x01(\x0b\x32\x1b.outrider.v1.EngineSampling\x12\'\n\x05stops\x18\x05 \x01(\x0b\x32\x18.outrider.v1.EngineStops\x12\x13\n\x0btraceparent\x18\x06 \x01(\t\x12\x12\n\ndeadline_s\x18\x07 \x01(\x01\"\\\n\x07Propose\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12+\n\x08proposal\x18\x02 \x01(\x0b\x32\x19.outrider.v1.ProposalTree\x12\x13\n\x0btraceparent\x18\x03 \x01(\t\"B\n\x06\x44\x65\x63ode\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x12\n\nmax_tokens\x18\x02 \x01(\r\x12\x13\n\x0btraceparent\x18\x03 \x01(\t\"F\n\x13VerificationReplies\x12/\n\x07replies\x18\x01 \x03(\x0b\x32\x1e.outrider.v1.VerificationReply\"\xa8\x01\n\x11VerificationReply\x12.\n\x07verdict\x18\x01 \x01(\x0b\x32\x1b.outrider.v1.SessionVerdictH\x00\x12,\n\x06\x63losed\x18\x02 \x01(\x0b\x32\x1a.outrider.v1.SessionClosedH\x00\x12,\n\x06\x66\x61iled\x18\x03 \x01(\x0b\x32\x1a.outrider.v1.SessionFailedH\x00\x42\x07\n\x05reply\"\x83\x02\n\x0eSessionVerdict\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12)\n\x04\x62\x61se\x18\x02 \x01(\x0b\x32\x1b.outrider.v1.CommittedState\x12\x14\n\x0cnum_proposed\x18\x03 \x01(\r\x12\x14\n\x0cnum_accepted\x18\x04 \x01(\r\x12\x0e\n\x06tokens\x18\x05 \x03(\r\x12\x15\n\rfinish_reason\x18\x06 \x01(\t\x12\x16\n\x0e\x66orward_time_s\x18\x07 \x01(\x01\x12\x14\n\x0cqueue_time_s\x18\x08 \x01(\x01\x12\x0c\n\x04rows\x18\t \x01(\r\x12\x0f\n\x07\x64ropped\x18\n \x01(\t\x12\x15\n\rcached_tokens\x18\x0b \x01(\r2\xa5\x01\n\x0cVerification\x12Q\n\x06Stream\x12!.outrider.v1.VerificationRequests\x1a .outrider.v1.VerificationReplies(\x01\x30\x01\x12\x42\n\x07GetInfo\x12\x1e.outrider.v1.EngineInfoRequest\x1a\x17.outrider.v1.EngineInfob\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,19 +35,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_VERIFICATIONREQUESTS']._serialized_start=64
   _globals['_VERIFICATIONREQUESTS']._serialized_end=138
   _globals['_VERIFICATIONREQUEST']._serialized_start=141
-  _globals['_VERIFICATIONREQUEST']._serialized_end=338
-  _globals['_OPENTARGET']._serialized_start=341
-  _globals['_OPENTARGET']._serialized_end=554
-  _globals['_PROPOSE']._serialized_start=556
-  _globals['_PROPOSE']._serialized_end=648
-  _globals['_DECODE']._serialized_start=650
-  _globals['_DECODE']._serialized_end=716
-  _globals['_VERIFICATIONREPLIES']._serialized_start=718
-  _globals['_VERIFICATIONREPLIES']._serialized_end=788
-  _globals['_VERIFICATIONREPLY']._serialized_start=791
-  _globals['_VERIFICATIONREPLY']._serialized_end=959
-  _globals['_SESSIONVERDICT']._serialized_start=962
-  _globals['_SESSIONVERDICT']._serialized_end=1221
-  _globals['_VERIFICATION']._serialized_start=1224
-  _globals['_VERIFICATION']._serialized_end=1389
+  _globals['_VERIFICATIONREQUEST']._serialized_end=384
+  _globals['_OPENTARGET']._serialized_start=387
+  _globals['_OPENTARGET']._serialized_end=600
+  _globals['_PROPOSE']._serialized_start=602
+  _globals['_PROPOSE']._serialized_end=694
+  _globals['_DECODE']._serialized_start=696
+  _globals['_DECODE']._serialized_end=762
+  _globals['_VERIFICATIONREPLIES']._serialized_start=764
+  _globals['_VERIFICATIONREPLIES']._serialized_end=834
+  _globals['_VERIFICATIONREPLY']._serialized_start=837
+  _globals['_VERIFICATIONREPLY']._serialized_end=1005
+  _globals['_SESSIONVERDICT']._serialized_start=1008
+  _globals['_SESSIONVERDICT']._serialized_end=1267
+  _globals['_VERIFICATION']._serialized_start=1270
+  _globals['_VERIFICATION']._serialized_end=1435
 # @@protoc_insertion_point(module_scope)

@@ -14,16 +14,18 @@ class VerificationRequests(_message.Message):
     def __init__(self, requests: _Optional[_Iterable[_Union[VerificationRequest, _Mapping]]] = ...) -> None: ...
 
 class VerificationRequest(_message.Message):
-    __slots__ = ("open", "propose", "decode", "close")
+    __slots__ = ("open", "propose", "decode", "close", "early")
     OPEN_FIELD_NUMBER: _ClassVar[int]
     PROPOSE_FIELD_NUMBER: _ClassVar[int]
     DECODE_FIELD_NUMBER: _ClassVar[int]
     CLOSE_FIELD_NUMBER: _ClassVar[int]
+    EARLY_FIELD_NUMBER: _ClassVar[int]
     open: OpenTarget
     propose: Propose
     decode: Decode
     close: _session_pb2.CloseSession
-    def __init__(self, open: _Optional[_Union[OpenTarget, _Mapping]] = ..., propose: _Optional[_Union[Propose, _Mapping]] = ..., decode: _Optional[_Union[Decode, _Mapping]] = ..., close: _Optional[_Union[_session_pb2.CloseSession, _Mapping]] = ...) -> None: ...
+    early: _session_pb2.EarlyProposals
+    def __init__(self, open: _Optional[_Union[OpenTarget, _Mapping]] = ..., propose: _Optional[_Union[Propose, _Mapping]] = ..., decode: _Optional[_Union[Decode, _Mapping]] = ..., close: _Optional[_Union[_session_pb2.CloseSession, _Mapping]] = ..., early: _Optional[_Union[_session_pb2.EarlyProposals, _Mapping]] = ...) -> None: ...
 
 class OpenTarget(_message.Message):
     __slots__ = ("session", "prompt_token_ids", "committed_token_ids", "sampling", "stops", "traceparent", "deadline_s")

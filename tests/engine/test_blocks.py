@@ -40,7 +40,7 @@ def test_cached_blocks_are_shared_and_survive_their_first_owner():
     first = Sequence([1, 2, 3, 4, 5], 5)
     assert first.reserve(pool, 5)
     first.num_computed = 4
-    first.publish_full_blocks(pool)
+    first.publish_full_blocks(pool, len(first.tokens))
     second = Sequence([1, 2, 3, 4, 9], 5)
     assert second.start(pool)
     assert second.block_table[:2] == first.block_table[:2]
@@ -58,7 +58,7 @@ def test_a_sequence_starts_with_all_its_blocks_or_none():
     held = Sequence([1, 2, 3, 4], 4)
     assert held.start(pool)
     held.num_computed = 4
-    held.publish_full_blocks(pool)
+    held.publish_full_blocks(pool, 4)
     waiting = Sequence([1, 2, 3, 4, 5, 6, 7], 7)  # 2 blocks are cached, 2 more are wanted, 3 are free
     assert not waiting.start(pool, keep_free=2)
     assert (waiting.block_table, waiting.num_computed, pool.num_free) == ([], 0, 3)
@@ -96,7 +96,7 @@ def test_blocks_are_all_accounted_for_after_any_history(steps):
         elif key in live and action == 1 and live[key].reserve(pool, len(live[key].tokens)):
             live[key].num_computed = len(live[key].tokens)
             live[key].tokens.append(amount % 2)
-            live[key].publish_full_blocks(pool)
+            live[key].publish_full_blocks(pool, len(live[key].tokens))
         elif key in live and action == 2:
             live[key].release(pool)
         elif key in live and action == 3:

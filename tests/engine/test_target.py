@@ -11,7 +11,7 @@ import torch
 from engine.errors import EngineFault, InvalidArgument, Overloaded, UnknownSession
 from engine.loading import load_model
 from engine.planner import RowShapes
-from engine.proposal import Proposal, State
+from engine.proposal import Branch, EarlyProposals, Proposal, State
 from engine.runner import Executor, Runner
 from engine.sampling import SamplingParams, StopParams
 from engine.settings import EngineSettings
@@ -149,18 +149,78 @@ def test_a_resumed_session_continues_the_same_text(target_folder):
     assert tokens == truth
 
 
-def test_stale_proposals_are_dropped_and_early_ones_wait(target_folder):
+def early_for(tokens, trunk, *branches):
+    """Early proposals behind `trunk`, which continues `tokens`; a branch is (num_accepted, token, draft tokens)."""
+    made = tuple(Branch(accepted, token, tuple(drafted)) for accepted, token, drafted in branches)
+    return EarlyProposals(State.of(tokens), State.of([*tokens, *trunk]), made, "draft_model")
+
+
+def test_an_early_proposal_is_judged_in_the_very_next_step(target_folder):
     prompt = [1, 9, 4]
     truth = plain_greedy(target_folder, prompt, 12, eos=None)
     engine = make_engine(target_folder)
     engine.open(1, prompt, [], SamplingParams(), StopParams(max_tokens=12, ignore_eos=True))
-    early = State.of(prompt + truth[:1])
-    engine.propose(1, Proposal.chain(early, truth[1:3]))  # before its state is true
-    engine.propose(1, Proposal.chain(State.of([*prompt, (truth[0] + 1) % VOCAB]), [3]))  # will never come true
+    wrong = (truth[0] + 1) % VOCAB
+    engine.propose_early(1, early_for(prompt, [], (0, wrong, [3]), (0, truth[0], truth[1:3])))
     assert next_verdict(engine, 1).tokens == tuple(truth[:1])
-    assert next_verdict(engine, 1).tokens == tuple(truth[1:4])  # no further message was needed
-    engine.propose(1, Proposal.chain(early, truth[1:3]))
+    engine.propose_early(  # while that one is next: two of its tokens are right, then comes the bonus
+        1, early_for([*prompt, *truth[:1]], truth[1:3], (1, truth[3], [5]), (2, truth[3], [truth[4], wrong]))
+    )
+    assert next_verdict(engine, 1).tokens == tuple(truth[1:4])
+    verdict = next_verdict(engine, 1)
+    assert (verdict.num_proposed, verdict.num_accepted) == (2, 1 + (wrong == truth[5]))
+    assert not engine.has_work()
+    assert engine.stale_proposals == 0
+
+
+def test_an_early_proposal_that_comes_after_its_round_is_judged_at_once(target_folder):
+    prompt = [1, 9, 4]
+    truth = plain_greedy(target_folder, prompt, 8, eos=None)
+    engine = make_engine(target_folder)
+    engine.open(1, prompt, [], SamplingParams(), StopParams(max_tokens=8, ignore_eos=True))
+    next_verdict(engine, 1)
+    assert not engine.has_work()
+    engine.propose_early(1, early_for(prompt, [], (0, truth[0], truth[1:3])))
+    assert next_verdict(engine, 1).tokens == tuple(truth[1:4])
+    engine.propose_early(1, early_for(prompt, [], (0, truth[0], truth[1:3])))
     assert engine.stale_proposals == 1
+    assert not engine.has_work()
+
+
+def test_early_proposals_behind_another_trunk_cost_a_plain_round_that_says_so(target_folder):
+    prompt = [1, 9, 4]
+    truth = plain_greedy(target_folder, prompt, 8, eos=None)
+    engine = make_engine(target_folder)
+    engine.open(1, prompt, [], SamplingParams(), StopParams(max_tokens=8, ignore_eos=True))
+    next_verdict(engine, 1)
+    base = [*prompt, truth[0]]
+    engine.propose(1, Proposal.chain(State.of(base), [truth[1]]))
+    engine.propose_early(1, early_for(base, [truth[1], 3], (1, truth[2], truth[3:5])))
+    assert next_verdict(engine, 1).tokens == tuple(truth[1:3])
+    verdict = next_verdict(engine, 1)
+    assert verdict.dropped
+    assert verdict.tokens == (truth[3],)
+    assert not engine.has_work()
+
+
+def test_a_new_proposal_or_plain_decoding_takes_the_place_of_early_ones(target_folder):
+    prompt = [1, 9, 4]
+    truth = plain_greedy(target_folder, prompt, 8, eos=None)
+    engine = make_engine(target_folder)
+    engine.open(1, prompt, [], SamplingParams(), StopParams(max_tokens=8, ignore_eos=True))
+    engine.propose_early(1, early_for(prompt, [], (0, truth[0], truth[1:3])))
+    engine.decode(1, 1)
+    next_verdict(engine, 1)
+    assert not engine.has_work()
+
+
+def test_stale_proposals_are_dropped_and_counted(target_folder):
+    engine = make_engine(target_folder)
+    engine.open(1, [1, 9, 4], [], SamplingParams(), StopParams(max_tokens=12, ignore_eos=True))
+    next_verdict(engine, 1)
+    engine.propose(1, Proposal.chain(State.of([1, 9, 4]), [3]))
+    engine.propose(1, Proposal.chain(State.of([1, 9, 4, 60, 60]), [3]))
+    assert engine.stale_proposals == 2
     assert not engine.has_work()
 
 

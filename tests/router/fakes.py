@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from engine.errors import OutriderError
 from engine.info import EngineInfo
-from engine.proposal import Proposal, State, Verdict
+from engine.proposal import EarlyProposals, Proposal, RunAhead, State, Verdict
 from engine.sampling import SamplingParams, StopParams
 from engine.stopping import cut
 
@@ -163,7 +163,14 @@ class FakeDraft:
     num_answers: int = 0
     longest: int = 0
 
-    def open(self, prompt: Sequence[int], sampling: SamplingParams, *, traceparent: str = "") -> FakeDraftSession:
+    def open(
+        self,
+        prompt: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        on_early: Callable[[EarlyProposals], None],
+        traceparent: str = "",
+    ) -> FakeDraftSession:
         if len(prompt) > self.info.max_context_length:
             raise AssertionError("a prompt past the draft's window reached the draft")
         self.open_sessions += 1
@@ -186,6 +193,7 @@ class FakeDraftSession:
         num_speculative_tokens: int,
         *,
         confidence_threshold: float = 0.0,
+        run_ahead: RunAhead | None = None,
         traceparent: str = "",
     ) -> None:
         known = base.length - len(tail)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from engine.proposal import State, Verdict
 from router.acceptance import (
     DRAFT_MODEL,
     AcceptancePriors,
@@ -95,16 +96,12 @@ def test_totals_of_a_request_that_never_decoded() -> None:
     assert (totals.acceptance_rate, totals.mean_acceptance_length, totals.mean_num_speculative_tokens) == (0, 0, 0)
 
 
-def test_costs_follow_measurements_and_guess_by_the_nearest_size() -> None:
+def test_costs_follow_measurements() -> None:
     costs = CostModel(CostDefaults(verify_s=0.04, draft_token_s=0.003, overhead_s=0.002))
     assert costs.round_s(5) == pytest.approx(0.042)
-    costs.saw_verify(0, forward_s=0.030, round_s=0.031, draft_wait_s=0.0)
-    costs.saw_verify(7, forward_s=0.050, round_s=0.061, draft_wait_s=0.010)
-    assert costs.verify_s(1) == pytest.approx(0.030)
-    assert costs.verify_s(6) == pytest.approx(0.050)
+    judged = Verdict(State(), 0, 0, (1,), forward_time_s=0.030, rows=1)
+    costs.saw_round(judged, round_s=0.031, draft_wait_s=0.0)
     assert costs.round_s(0) == pytest.approx(0.031)
     costs.saw_draft(4, draft_s=0.008, wait_s=0.009)
-    assert costs.drafted_round_s(7, num_drafted=3.0) == pytest.approx(0.050 + 0.001 + 0.001 + 3 * 0.002)
+    assert costs.drafted_round_s(7, num_drafted=3.0) == pytest.approx(0.030 + 0.001 + 0.001 + 3 * 0.002)
     assert costs.plain_s == pytest.approx(0.030)
-    costs.saw_plain(0.029)
-    assert costs.plain_s == pytest.approx(0.029)

@@ -2,12 +2,49 @@
 
 from __future__ import annotations
 
+import pytest
+
+from engine.proposal import State, Verdict
 from router.costs import CostModel
+
+
+def verdict(num_proposed: int, forward_s: float, rows: int | None = None) -> Verdict:
+    rows = 1 + num_proposed if rows is None else rows
+    return Verdict(State(), num_proposed, 0, (1,), forward_time_s=forward_s, rows=rows)
+
+
+def test_a_forward_takes_what_its_rows_take() -> None:
+    costs = CostModel()
+    assert costs.verify_s(3) == pytest.approx(0.040)  # nothing seen yet
+    for _ in range(50):
+        for size in (0, 7):
+            costs.saw_forward(verdict(size, 0.020 + 0.001 * size))
+    assert costs.verify_s(0) == costs.plain_s == pytest.approx(0.020, rel=0.02)
+    assert costs.verify_s(3) == pytest.approx(0.023, rel=0.02)
+
+
+def test_in_a_batch_every_session_counts_with_what_all_of_them_do() -> None:
+    for batch_weight, grown in ((0.0, 0.020 + 0.001 * (33 + 3)), (1.0, 0.020 + 0.001 * 33 * 4)):
+        costs = CostModel(batch_weight=batch_weight)
+        for _ in range(50):
+            for rows in (23, 43):  # of 33 sessions or so, one row each
+                costs.saw_forward(verdict(0, 0.020 + 0.001 * rows, rows))
+        assert costs.verify_s(3) == pytest.approx(grown, rel=0.05)
+        assert costs.verify_alone_s(0) == pytest.approx(0.021, rel=0.05)
+
+
+def test_a_draft_that_runs_ahead_has_a_verification_less_the_way_there_and_back() -> None:
+    costs = CostModel()
+    costs.saw_round(verdict(3, 0.040), round_s=0.050, draft_wait_s=0.009)
+    costs.saw_draft(3, draft_s=0.006, wait_s=0.009)
+    assert costs.ahead_s(3) == pytest.approx(0.040 - 0.003 - 0.001)
+    costs.saw_early(verdict(3, 0.040), round_s=0.0405)
+    assert costs.early_round_s(3) == pytest.approx(0.0405)
 
 
 def test_a_draft_that_was_slow_once_is_worth_asking_again_after_being_passed_over() -> None:
     costs = CostModel()
-    costs.saw_verify(0, 0.040, 0.042, 0.0)
+    costs.saw_round(verdict(0, 0.040), round_s=0.042, draft_wait_s=0.0)
     for _ in range(50):
         costs.saw_draft(4, 0.4, 0.9)  # 100 ms a token: cold after a restart
     one_token = 1.5 / costs.drafted_round_s(1, 1.0)  # half of its first tokens are right

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -9,7 +10,7 @@ from engine.proposal import Proposal, SparseProbs, State
 from engine.sampling import StopParams
 from router.policy import SpeculationControl
 from router.tokenizer import Tokenizer
-from tests.router.fakes import Behaviour, wandering
+from tests.router.fakes import Behaviour, FakeDraftSession, wandering
 from tests.router.test_session import OFF, Bench, collect
 
 CONTROL = SpeculationControl(drafter="draft_model")
@@ -124,3 +125,30 @@ async def test_no_draft_at_all(tokenizer: Tokenizer) -> None:
     bench.shared.peers.drafts.replace({"draft": bench.draft})
     _, _, complete = await collect(bench.session([4, 5], CONTROL, STOPS))
     assert complete.speculation.switched_off_reason == ""
+
+
+async def test_a_draft_that_stays_slow_costs_two_rounds_their_patience(tokenizer: Tokenizer) -> None:
+    """It answers when the round it was asked for is long over, time and again."""
+    bench = Bench(tokenizer, MODEL, percent=90)
+    held_back: list[Proposal] = []
+    asked = bench.draft.open
+
+    def open_(*args: Any, **kwargs: Any) -> FakeDraftSession:
+        session = asked(*args, **kwargs)
+
+        def release(_: int) -> None:  # with every verdict, more than a patience after it was asked for
+            bench.clock.spend(0.05)
+            while held_back:
+                session._answers.put_nowait(held_back.pop())
+
+        bench.target.fault = release
+        return session
+
+    bench.draft.open = open_  # type: ignore[method-assign]
+    bench.draft.behaviour = lambda number, proposal: held_back.append(proposal)
+    _, ids, complete = await collect(bench.session([4, 5], CONTROL, STOPS))
+    assert ids == await undisturbed(tokenizer)
+    assert complete.speculation.dropped == {"late": 2}
+    assert not any(proposal.tokens for proposal in bench.target.proposals)
+    assert bench.draft.num_answers > 5  # for it was probed now and then
+    assert bench.nothing_is_open()

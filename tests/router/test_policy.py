@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from engine.proposal import State, Verdict
 from router.acceptance import DRAFT_MODEL, AcceptancePriors, SessionAcceptance, ngram_arm
 from router.costs import CostModel
 from router.ngram import NgramMatch
@@ -212,4 +213,192 @@ def test_a_probe_speculates_though_estimates_are_against_it() -> None:
     gate = SpeedGate(CONFIG)
     position = close(gate, 0)
     view = replace(VIEW, num_generated=position + gate.pause_left(position))
+    assert plan(view, after(DRAFT_MODEL, 0), gate).run_ahead is not None  # what comes of it is verified later
+    view = replace(view, control=SpeculationControl(run_ahead=False))
     assert plan(view, after(DRAFT_MODEL, 0), gate).drafter == "draft_model"
+
+
+# A fixed K.
+
+
+def fixed(size: int, drafter: str = "auto") -> SpeculationControl:
+    return SpeculationControl(drafter=drafter, num_speculative_tokens=size)
+
+
+@pytest.mark.parametrize(
+    ("changes", "size"),
+    [({}, 5), ({"tokens_left": 4}, 3), ({"draft_room": 2}, 2), ({"max_proposal_tokens": 1}, 1)],
+)
+@pytest.mark.parametrize("accepted", [0, 7])
+def test_a_fixed_k_is_drafted_whatever_pays(changes: dict[str, int], size: int, accepted: int) -> None:
+    view = replace(VIEW, control=fixed(5, "draft_model"), **changes)
+    planned = plan(view, after(DRAFT_MODEL, accepted))
+    assert (planned.drafter, planned.num_speculative_tokens, planned.reason) == ("draft_model", size, "")
+
+
+@pytest.mark.parametrize(
+    ("changes", "size"),
+    [
+        ({}, 5),
+        ({"tokens_left": 4}, 3),
+        ({"draft_room": 2}, 5),
+        ({"max_proposal_tokens": 1}, 1),
+        ({"match": NgramMatch((1, 2), 1)}, 2),
+    ],
+)
+def test_a_fixed_k_is_looked_up_whatever_pays(changes: dict[str, object], size: int) -> None:
+    view = replace(VIEW, draft="none", **{"match": WEAK, "control": fixed(5, "ngram"), **changes})
+    planned = plan(view, after(ngram_arm(WEAK), 0))
+    assert (planned.drafter, planned.num_speculative_tokens, planned.reason) == ("ngram", size, "")
+
+
+def test_a_fixed_k_asks_neither_the_gate_nor_the_floor() -> None:
+    gate = SpeedGate(CONFIG)
+    view = replace(VIEW, num_generated=close(gate, 0), control=fixed(3))
+    assert plan(view, after(DRAFT_MODEL, 0), gate).num_speculative_tokens == 3
+
+
+def test_a_fixed_k_obeys_the_cap_and_what_switches_speculation_off() -> None:
+    capped = replace(fixed(5), max_draft_tokens=2)
+    assert plan(replace(VIEW, control=capped)).num_speculative_tokens == 2
+    assert plan(replace(VIEW, control=fixed(5), temperature=0.9)).reason == "temperature"
+    assert plan(replace(VIEW, control=replace(fixed(5), enabled=False))).reason == "request"
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [({"draft": "busy"}, ""), ({"draft": "unavailable"}, "draft_unavailable"), ({"tokens_left": 1}, "")],
+)
+def test_a_fixed_k_with_nothing_to_draft_it_is_one_plain_round(changes: dict[str, object], reason: str) -> None:
+    assert plan(replace(VIEW, control=fixed(5), **changes)) == RoundPlan(reason=reason)
+
+
+# Running ahead.
+
+
+def right_more_often_than_not() -> SessionAcceptance:
+    """The draft's first token is, and none behind it."""
+    acceptance = SessionAcceptance(AcceptancePriors())
+    for number in range(100):
+        acceptance.observe(DRAFT_MODEL, 7, int(number % 5 < 3))
+    return acceptance
+
+
+VERIFY_S, DRAFT_TOKEN_S, WAY_S = 0.040, 0.003, 0.001
+
+
+def measured(
+    verify_s: float = VERIFY_S, draft_token_s: float = DRAFT_TOKEN_S, hits: float | None = None, way_s: float = WAY_S
+) -> CostModel:
+    """A target alone with its session, after rounds that took just that; `hits`: share of early proposals."""
+    costs = CostModel()
+    for size in (0, 7) * 20:
+        judged = Verdict(State(), size, 0, (1,), forward_time_s=verify_s, rows=1 + size)
+        costs.saw_round(judged, verify_s + way_s, draft_wait_s=0.0)
+        costs.saw_draft(4, 4 * draft_token_s, 4 * draft_token_s + way_s)
+    for number in range(400) if hits is not None else ():
+        costs.saw_early(Verdict(State(), 7, 0, (1,), forward_time_s=verify_s, rows=8), verify_s)
+        costs.saw_ahead(number % 20 < 20 * hits)
+    return costs
+
+
+def planned_with(
+    costs: CostModel, acceptance: SessionAcceptance, view: RoundView = VIEW, config: PolicyConfig = CONFIG
+) -> RoundPlan:
+    return plan_round(view, config, acceptance, costs, SpeedGate(config))
+
+
+def test_the_draft_runs_ahead_for_as_long_as_a_verification_less_the_way() -> None:
+    costs = measured()
+    run_ahead = planned_with(costs, after(DRAFT_MODEL, 4)).run_ahead
+    assert run_ahead is not None
+    assert 0.0 < run_ahead.budget_s == costs.ahead_s(run_ahead.num_speculative_tokens) < VERIFY_S
+    assert run_ahead.acceptance == pytest.approx(after(DRAFT_MODEL, 4).arm(DRAFT_MODEL).conditional(0))
+    assert 1 <= run_ahead.num_speculative_tokens <= 7
+
+
+@pytest.mark.parametrize(
+    ("control", "config"),
+    [(SpeculationControl(run_ahead=False), CONFIG), (SpeculationControl(), PolicyConfig(run_ahead=False))],
+    ids=["the request", "the configuration"],
+)
+def test_the_draft_runs_ahead_only_where_it_may(control: SpeculationControl, config: PolicyConfig) -> None:
+    planned = planned_with(measured(hits=0.9), after(DRAFT_MODEL, 4), replace(VIEW, control=control), config)
+    assert (planned.drafter, planned.run_ahead) == ("draft_model", None)
+
+
+def test_what_is_drafted_ahead_fits_what_the_request_allows() -> None:
+    for changes in ({"tokens_left": 4}, {"draft_room": 3}, {"control": SpeculationControl(max_draft_tokens=3)}):
+        run_ahead = planned_with(measured(), after(DRAFT_MODEL, 7), replace(VIEW, **changes)).run_ahead
+        assert run_ahead is not None
+        assert run_ahead.num_speculative_tokens == 3
+
+
+def test_where_most_rounds_need_not_wait_one_that_does_is_kept_short() -> None:
+    """The sooner it is over, the sooner comes one that needs not wait."""
+    acceptance, slow = after(DRAFT_MODEL, 5), 0.010
+    rare, often = (
+        planned_with(measured(draft_token_s=slow, hits=hits), acceptance).num_speculative_tokens for hits in (0.0, 0.9)
+    )
+    assert often < rare
+
+
+def test_behind_a_draft_too_slow_to_wait_for_plain_rounds_go_on() -> None:
+    """Not one token of it pays if a round waits; but it is ready in time behind a round that does not."""
+    costs = measured(draft_token_s=0.032, way_s=0.0005)
+    planned = planned_with(costs, right_more_often_than_not())
+    assert (planned.drafter, planned.num_speculative_tokens, planned.plain_tokens) == ("", 0, 1)
+    assert planned.run_ahead is not None
+    assert planned.plain_otherwise
+    never = replace(VIEW, control=SpeculationControl(run_ahead=False))
+    assert planned_with(costs, right_more_often_than_not(), never) == RoundPlan(reason="acceptance")
+
+
+def test_behind_a_draft_worth_waiting_for_no_round_is_plain() -> None:
+    planned = planned_with(measured(), after(DRAFT_MODEL, 5))
+    assert planned.drafter == "draft_model"
+    assert not planned.plain_otherwise
+
+
+@pytest.mark.parametrize("hits", [0.3, 0.9])
+def test_nothing_runs_ahead_that_has_measured_worse_than_plain_decoding(hits: float) -> None:
+    """Early rounds of a large batch, say, in which each draft token costs more than it brings."""
+    costs = crowded(0.001, 300)
+    for number in range(400):
+        costs.saw_ahead(number % 20 < 20 * hits)
+    planned = planned_with(costs, right_more_often_than_not())
+    assert planned == RoundPlan(reason="load")
+
+
+# Why nothing is drafted.
+
+
+def crowded(row_s: float, num_others: int) -> CostModel:
+    """A target at work for that many plain sessions besides; each row costs."""
+    costs = CostModel()
+    for spread in (0, 10) * 30:
+        rows = 1 + num_others + spread - 5
+        judged = Verdict(State(), 0, 0, (1,), forward_time_s=0.020 + row_s * rows, rows=rows)
+        costs.saw_round(judged, judged.forward_time_s, draft_wait_s=0.0)
+        costs.saw_draft(1, 0.001, 0.001)
+    return costs
+
+
+def test_what_pays_alone_but_not_in_this_batch_is_off_for_load() -> None:
+    acceptance, view = right_more_often_than_not(), replace(VIEW, control=SpeculationControl(run_ahead=False))
+    assert planned_with(crowded(0.001, 6), acceptance, view).drafter == "draft_model"
+    assert planned_with(crowded(0.001, 300), acceptance, view) == RoundPlan(reason="load")
+
+
+def test_what_would_not_pay_alone_either_is_off_for_acceptance() -> None:
+    view = replace(VIEW, control=SpeculationControl(run_ahead=False))
+    for num_others in (6, 300):
+        assert planned_with(crowded(0.001, num_others), after(DRAFT_MODEL, 0), view) == RoundPlan(reason="acceptance")
+
+
+def test_a_pause_says_load_where_the_batch_is_why() -> None:
+    gate = SpeedGate(CONFIG)
+    view = replace(VIEW, num_generated=close(gate, 0))
+    for acceptance, reason in ((right_more_often_than_not(), "load"), (after(DRAFT_MODEL, 0), "acceptance")):
+        planned = plan_round(view, CONFIG, acceptance, crowded(0.001, 300), gate)
+        assert planned == RoundPlan(reason=reason, plain_tokens=CONFIG.stretch)

@@ -12,8 +12,8 @@ from engine.errors import InvalidArgument
 from engine.sampling import SamplingParams
 from router.acceptance import SpeculationTotals
 from router.events import Complete, Delta, Timing, Usage
-from router.policy import SpeculationControl
-from router.requests import Chat, ChatMessage, GenerateRequest, Input, RawPrompt, TokenIds
+from router.policy import DRAFTERS, SpeculationControl
+from router.requests import Chat, ChatMessage, GenerateRequest, Input, RawPrompt, TokenIds, check_request
 from router.service import ModelInfo
 from router.translate import (
     Unreadable,
@@ -38,7 +38,7 @@ FULL = GenerateRequest(
     stop_token_ids=(4, 5),
     include_stop_str_in_output=True,
     skip_special_tokens=False,
-    speculation=SpeculationControl(True, 3, "ngram"),
+    speculation=SpeculationControl(True, 3, "ngram", num_speculative_tokens=2, run_ahead=False),
     resume_from=(8, 0, 9),
     request_id="r",
 )
@@ -67,6 +67,8 @@ def generate_message(request: GenerateRequest) -> pb.GenerateRequest:
             mode=pb.Speculation.MODE_AUTO if control.enabled else pb.Speculation.MODE_OFF,
             max_draft_tokens=control.max_draft_tokens,
             drafter=control.drafter,
+            num_speculative_tokens=control.num_speculative_tokens,
+            run_ahead=control.run_ahead,
         ),
         resume_from=request.resume_from,
     )
@@ -105,6 +107,23 @@ def test_explicit_zeros_are_not_defaults() -> None:
     assert (request.max_tokens, request.sampling.top_p, request.sampling.seed) == (0, 0.0, 0)
     assert request.skip_special_tokens is False
     assert request.speculation.max_draft_tokens == 0
+
+
+def test_no_k_at_all_is_refused_by_name() -> None:
+    speculation = pb.Speculation(num_speculative_tokens=0)
+    request = generate_request(pb.GenerateRequest(prompt="x", speculation=speculation))
+    with pytest.raises(InvalidArgument) as refused:
+        check_request(request, DRAFTERS)
+    assert (refused.value.field, refused.value.found) == ("speculation.num_speculative_tokens", 0)
+    assert "MODE_OFF" in refused.value.allowed
+
+
+@pytest.mark.parametrize(
+    ("sent", "run_ahead"), [({}, True), ({"run_ahead": True}, True), ({"run_ahead": False}, False)]
+)
+def test_the_draft_runs_ahead_unless_told_not_to(sent: dict[str, bool], run_ahead: bool) -> None:
+    message = pb.GenerateRequest(prompt="x", speculation=pb.Speculation(**sent))
+    assert generate_request(message).speculation.run_ahead is run_ahead
 
 
 @pytest.mark.parametrize(("mode", "enabled"), [(0, True), (1, True), (2, False)])
@@ -223,6 +242,9 @@ def test_events_become_messages() -> None:
     totals.count_proposal("ngram", 4, 2)
     totals.count_dropped("late")
     totals.count_dropped("stale")
+    for is_hit in (True, False, True, True):
+        totals.count_ahead(is_hit)
+    totals.wasted_draft_tokens = 17
     event = Complete("stop", "END", Usage(5, 4, 3), totals, Timing(1, 2, 3, 4, 5, 6), failovers=2)
     complete = event_message("r", event).complete
     assert (complete.finish_reason, complete.matched_stop) == ("stop", "END")
@@ -233,6 +255,7 @@ def test_events_become_messages() -> None:
     assert list(stats.accepted_per_position) == [1, 1, 0, 0]
     assert stats.drafters["ngram"].draft_tokens == 4
     assert (stats.mean_acceptance_length, stats.switched_off_reason) == (3.0, "acceptance")
+    assert (stats.rounds_ahead, stats.early_hits, stats.early_hit_rate, stats.wasted_draft_tokens) == (4, 3, 0.75, 17)
     timing = complete.timing
     assert (timing.ttft_ms, timing.decode_tokens_per_s, timing.itl_ms_p50) == (1, 2, 3)
     assert (timing.itl_ms_p95, timing.queue_ms, timing.router_ms_p50) == (4, 5, 6)

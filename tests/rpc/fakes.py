@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from engine.errors import InvalidArgument, OutriderError, Overloaded
 from engine.info import EngineInfo
-from engine.proposal import Proposal, State, Verdict
+from engine.proposal import Branch, EarlyProposals, Proposal, RunAhead, State, Verdict
 from engine.sampling import SamplingParams, StopParams
 
 VOCAB_SIZE = 1000
@@ -59,6 +59,7 @@ class FakeTarget(FakeEngine):
         super().__init__()
         self.firsts: dict[int, int] = {}
         self.proposals: list[tuple[int, Proposal]] = []
+        self.early: dict[int, EarlyProposals] = {}
         self.allowance: dict[int, int] = {}
         self.max_tokens: dict[int, int] = {}
 
@@ -79,6 +80,9 @@ class FakeTarget(FakeEngine):
 
     def propose(self, session: int, proposal: Proposal) -> None:
         self.proposals.append((session, proposal))
+
+    def propose_early(self, session: int, early: EarlyProposals) -> None:
+        self.early[session] = early
 
     def decode(self, session: int, max_tokens: int) -> None:
         self.allowance[session] = max_tokens
@@ -128,9 +132,12 @@ class FakeTarget(FakeEngine):
 
 
 class FakeDraft(FakeEngine):
+    """Answers what it is asked for, then sends early proposals for the outcome that all of it is accepted."""
+
     def __init__(self) -> None:
         super().__init__()
         self.asked: list[tuple[int, State, int]] = []
+        self.run_ahead: dict[int, RunAhead | None] = {}
 
     def open(self, session: int, prompt: Sequence[int], sampling: SamplingParams) -> None:
         self._admit(prompt)
@@ -143,9 +150,11 @@ class FakeDraft(FakeEngine):
         tail: Sequence[int],
         num_speculative_tokens: int,
         confidence_threshold: float,
+        run_ahead: RunAhead | None,
     ) -> None:
         self.lengths[session] = base.length
         self.asked.append((session, base, num_speculative_tokens))
+        self.run_ahead[session] = run_ahead
 
     def close(self, session: int) -> None:
         super().close(session)
@@ -154,10 +163,19 @@ class FakeDraft(FakeEngine):
     def has_work(self) -> bool:
         return bool(self.asked)
 
-    def step(self) -> list[tuple[int, Proposal | OutriderError]]:
+    def step(self) -> list[tuple[int, Proposal | EarlyProposals | OutriderError]]:
         self._begin_step()
         asked, self.asked = self.asked, []
-        return [
-            (session, Proposal.chain(base, [next_token(base.length + i) for i in range(count)], drafter="fake"))
-            for session, base, count in asked
-        ]
+        outputs: list[tuple[int, Proposal | EarlyProposals | OutriderError]] = []
+        for session, base, count in asked:
+            tokens = [next_token(base.length + i) for i in range(count)]
+            if count:
+                outputs.append((session, Proposal.chain(base, tokens, drafter="fake")))
+            if (run_ahead := self.run_ahead[session]) is not None:
+                outputs.append((session, _early(base, tokens, run_ahead)))
+        return outputs
+
+
+def _early(base: State, trunk: Sequence[int], run_ahead: RunAhead) -> EarlyProposals:
+    first, *more = (next_token(base.length + len(trunk) + i) for i in range(1 + run_ahead.num_speculative_tokens))
+    return EarlyProposals(base, base.extend(trunk), (Branch(len(trunk), first, tuple(more)),), "fake")

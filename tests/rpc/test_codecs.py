@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from engine.errors import InvalidArgument
 from engine.info import EngineInfo
-from engine.proposal import Proposal, SparseProbs, State, Verdict
+from engine.proposal import Branch, EarlyProposals, Proposal, RunAhead, SparseProbs, State, Verdict
 from engine.sampling import SamplingParams, StopParams
 from rpc import codecs
-from rpc.pb import session_pb2, verification_pb2
+from rpc.pb import drafting_pb2, session_pb2, verification_pb2
 
 U32 = st.integers(0, 2**32 - 1)
 FLOATS = st.floats(allow_nan=False)
@@ -32,6 +32,26 @@ def proposals(draw: st.DrawFn) -> Proposal:
     return Proposal(draw(STATES), tokens, parents, probs, draw(st.text(max_size=8)), draw(FLOATS))
 
 
+@st.composite
+def branches(draw: st.DrawFn) -> Branch:
+    """Any branch, well-formed or not, that has a distribution per token or none."""
+    tokens = tuple(draw(st.lists(U32, max_size=4)))
+    probs = draw(st.none() | st.tuples(*(SPARSE for _ in tokens))) if tokens else None
+    return Branch(draw(U32), draw(U32), tokens, probs)
+
+
+EARLY = st.builds(
+    EarlyProposals,
+    STATES,
+    STATES,
+    st.lists(branches(), min_size=1, max_size=4).map(tuple),
+    st.text(max_size=8),
+    FLOATS,
+    st.booleans(),
+)
+RUN_AHEAD = st.builds(RunAhead, U32, st.floats(allow_nan=False, allow_infinity=False), st.floats(0.0, 1.0))
+
+
 def through_wire(message):
     return type(message).FromString(message.SerializeToString())
 
@@ -45,6 +65,19 @@ def test_a_chain_travels_without_parents() -> None:
     message = codecs.encode_proposal(Proposal.chain(State(3, 9), [5, 6, 7]))
     assert list(message.parents) == []
     assert codecs.decode_proposal(message).parents == (-1, 0, 1)
+
+
+@given(EARLY, U32)
+def test_early_proposals_survive(early: EarlyProposals, session: int) -> None:
+    message = through_wire(codecs.encode_early(session, early))
+    assert codecs.decode_early(message) == early
+    assert message.session == session
+
+
+@given(st.none() | RUN_AHEAD)
+def test_run_ahead_survives(run_ahead: RunAhead | None) -> None:
+    message = drafting_pb2.Advance(session=7, run_ahead=codecs.encode_run_ahead(run_ahead))
+    assert codecs.decode_run_ahead(through_wire(message)) == run_ahead
 
 
 @given(
@@ -102,6 +135,14 @@ def test_probabilities_that_float32_would_round_are_refused() -> None:
         codecs.encode_proposal(proposal)
 
 
+def test_early_probabilities_that_float32_would_round_are_refused() -> None:
+    half, tenth = SparseProbs((4, 5), (0.5, 0.5)), SparseProbs((4, 5), (0.1, 0.9))
+    for first, second in ((half, tenth), (tenth, half)):
+        made = (Branch(0, 3, (4,), (first,)), Branch(1, 3, (4, 5), (half, second)))
+        with pytest.raises(ValueError, match="not float32"):
+            codecs.encode_early(1, EarlyProposals(State(1, 1), State(2, 2), made))
+
+
 def test_nan_travels_so_that_the_target_can_name_it() -> None:
     proposal = Proposal.chain(State(1, 1), [4], draft_probs=(SparseProbs((4,), (float("nan"),)),))
     decoded = codecs.decode_proposal(through_wire(codecs.encode_proposal(proposal)))
@@ -132,3 +173,28 @@ def test_what_is_missing_or_unknown_is_named() -> None:
     base = session_pb2.CommittedState(length=1)
     with pytest.raises(InvalidArgument, match=r"^verdict\.finish_reason: found 'bored'"):
         codecs.decode_verdict(verification_pb2.SessionVerdict(base=base, finish_reason="bored"))
+
+
+@pytest.mark.parametrize("missing", ["after", "trunk", "branches"])
+def test_early_proposals_without_their_parts_are_refused(missing: str) -> None:
+    branch = Branch(0, 3, (4,))
+    message = codecs.encode_early(1, EarlyProposals(State(1, 1), State(2, 2), (branch,)))
+    message.ClearField(missing)
+    with pytest.raises(InvalidArgument, match=rf"^early\.{missing}: found 'nothing'"):
+        codecs.decode_early(message)
+
+
+@pytest.mark.parametrize(
+    ("asked", "field"),
+    [
+        (RunAhead(3, float("nan"), 0.5), "budget_s"),
+        (RunAhead(3, float("inf"), 0.5), "budget_s"),
+        (RunAhead(3, 0.1, 2.0), "acceptance"),
+        (RunAhead(3, 0.1, -0.1), "acceptance"),
+        (RunAhead(3, 0.1, float("nan")), "acceptance"),
+    ],
+)
+def test_running_ahead_by_numbers_that_are_none_is_refused(asked: RunAhead, field: str) -> None:
+    message = drafting_pb2.Advance(run_ahead=codecs.encode_run_ahead(asked))
+    with pytest.raises(InvalidArgument, match=rf"^run_ahead\.{field}"):
+        codecs.decode_run_ahead(message)

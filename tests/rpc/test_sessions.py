@@ -17,8 +17,9 @@ from engine.errors import (
     Unavailable,
     UnknownSession,
 )
-from engine.proposal import Proposal, State
+from engine.proposal import Branch, EarlyProposals, Proposal, RunAhead, SparseProbs, State
 from engine.sampling import SamplingParams, StopParams
+from rpc import codecs
 from rpc.clients import TargetClient
 from rpc.pb import session_pb2, verification_pb2, verification_pb2_grpc
 from rpc.servicers import _VerificationStream
@@ -69,14 +70,109 @@ async def test_decode_runs_on_by_itself_until_the_finish() -> None:
 
 async def test_draft_proposes_from_the_state_it_was_told() -> None:
     async with served_draft() as (engine, _, client):
-        session = client.open([1, 2, 3], GREEDY)
+        early: list[EarlyProposals] = []
+        session = client.open([1, 2, 3], GREEDY, on_early=early.append)
         session.advance(State(5, 77), [8, 9], 3)
         proposal = await session.proposal()
         assert proposal.base == State(5, 77)
         assert proposal.tokens == (next_token(5), next_token(6), next_token(7))
         assert proposal.draft_probs is None
+        assert (engine.run_ahead, early) == ({1: None}, [])
         await session.close()
         assert engine.lengths == {}
+
+
+AHEAD = RunAhead(num_speculative_tokens=2, budget_s=0.0625, acceptance=0.75)
+
+
+async def test_a_draft_is_told_to_run_ahead_and_what_it_makes_ahead_arrives() -> None:
+    async with served_draft() as (engine, _, client):
+        arrived: asyncio.Queue[EarlyProposals] = asyncio.Queue()
+        session = client.open([1, 2, 3], GREEDY, on_early=arrived.put_nowait)
+        session.advance(State(3, 77), [3], 2, run_ahead=AHEAD)
+        proposal, early = await session.proposal(), await arrived.get()
+        assert engine.run_ahead == {1: AHEAD}
+        assert (early.after, early.trunk) == (State(3, 77), State(3, 77).extend(proposal.tokens))
+        assert early.branches == (Branch(2, next_token(5), (next_token(6), next_token(7))),)
+        session.advance(early.trunk, proposal.tokens, 0, run_ahead=AHEAD)  # no proposal is owed
+        assert (await arrived.get()).after == early.trunk
+        session.advance(State(9, 1), [3], 1)
+        assert (await session.proposal()).base == State(9, 1)
+        await session.close()
+
+
+async def test_early_proposals_are_each_told_to_their_own_session() -> None:
+    async with served_draft() as (_, _, client):
+        arrived: list[asyncio.Queue[EarlyProposals]] = [asyncio.Queue() for _ in range(8)]
+        for length, queue in enumerate(arrived, start=1):
+            session = client.open([1] * length, GREEDY, on_early=queue.put_nowait)
+            session.advance(State(length, length), [1], 1, run_ahead=AHEAD)
+        assert [(await queue.get()).after for queue in arrived] == [State(n, n) for n in range(1, 9)]
+        assert all(queue.empty() for queue in arrived)
+
+
+def early_proposals(base: State) -> EarlyProposals:
+    half = SparseProbs((4, 5), (0.5, 0.5))
+    branches = (Branch(0, 3, (4, 5), (half, half)), Branch(1, 6, (7,)))
+    return EarlyProposals(base, base.extend([8]), branches, "fake", 0.125)
+
+
+async def test_early_proposals_reach_the_target_in_the_order_they_were_sent() -> None:
+    async with served_target() as served:
+        first, second = (served.client.open([1] * n, [], GREEDY, STOPS) for n in (2, 3))
+        first.propose_early(early_proposals(State(9, 9)))
+        first.propose_early(early_proposals(State(2, 5)))
+        second.propose_early(early_proposals(State(3, 5)))
+        second.propose(Proposal.chain(State(4, 5), []))
+        await asyncio.gather(first.verdict(), second.verdict())
+        assert (await second.verdict()).base == State(4, 5)
+        assert served.engine.early == {1: early_proposals(State(2, 5)), 2: early_proposals(State(3, 5))}
+
+
+async def test_early_proposals_that_cannot_be_read_fail_their_session_alone() -> None:
+    unreadable = session_pb2.EarlyProposals(session=1, after=session_pb2.CommittedState(length=2))
+    async with served_target() as served:
+        failing = served.client.open([1, 2], [], GREEDY, STOPS)
+        neighbour = served.client.open([1] * 4, [], GREEDY, STOPS)
+        await asyncio.gather(failing.verdict(), neighbour.verdict())
+        served.client._peer.connection().send(verification_pb2.VerificationRequest(early=unreadable))
+        with pytest.raises(InvalidArgument, match=r"early\.trunk: found 'nothing'"):
+            await failing.verdict()
+        neighbour.decode(1)
+        assert (await neighbour.verdict()).tokens == (next_token(5),)
+        assert list(served.engine.lengths) == [2]
+
+
+async def test_a_draft_whose_early_proposals_cannot_be_read_is_lost_to_that_session_alone(monkeypatch) -> None:
+    encode = codecs.encode_early
+
+    def without_trunk(session: int, early: EarlyProposals) -> session_pb2.EarlyProposals:
+        message = encode(session, early)
+        if session == 1:
+            message.ClearField("trunk")
+        return message
+
+    monkeypatch.setattr(codecs, "encode_early", without_trunk)
+    async with served_draft() as (_, _, client):
+        arrived: list[EarlyProposals] = []
+        failing, neighbour = (client.open([1] * n, GREEDY, on_early=arrived.append) for n in (2, 3))
+        failing.advance(State(2, 5), [1], 0, run_ahead=AHEAD)
+        with pytest.raises(Unavailable, match=r"cannot be read: early\.trunk"):
+            await failing.proposal()
+        for base, run_ahead in ((State(3, 5), AHEAD), (State(4, 5), None)):
+            neighbour.advance(base, [1], 1, run_ahead=run_ahead)
+            assert (await neighbour.proposal()).base == base
+        assert [early.after for early in arrived] == [State(3, 5)]
+
+
+async def test_running_ahead_by_numbers_that_are_none_fails_the_session_alone() -> None:
+    async with served_draft() as (_, _, client):
+        failing, neighbour = (client.open([1] * n, GREEDY, on_early=lambda _: None) for n in (2, 3))
+        failing.advance(State(2, 5), [1], 1, run_ahead=RunAhead(2, float("nan"), 0.5))
+        with pytest.raises(InvalidArgument, match=r"run_ahead\.budget_s"):
+            await failing.proposal()
+        neighbour.advance(State(3, 5), [1], 1)
+        assert (await neighbour.proposal()).base == State(3, 5)
 
 
 @pytest.mark.parametrize(

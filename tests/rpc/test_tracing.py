@@ -37,7 +37,7 @@ async def test_verify_and_draft_are_children_of_the_round(exporter: InMemorySpan
             traceparent = tracing.traceparent_of(round_span)
             target = served.client.open([1, 2], [], GREEDY, STOPS, traceparent=traceparent)
             await target.verdict()
-            draft = draft_client.open([1, 2], GREEDY)
+            draft = draft_client.open([1, 2], GREEDY, on_early=lambda _: None)
             draft.advance(State(3, 8), [next_token(2)], 2, traceparent=traceparent)
             target.propose(await draft.proposal(), traceparent=traceparent)
             await target.verdict()

@@ -1,0 +1,65 @@
+"""Owns a round under way, and what is told of it when it is over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from opentelemetry.trace import Span
+
+from engine.proposal import Proposal, Verdict
+from router.events import RoundRecord
+from router.policy import RoundPlan
+
+
+@dataclass(slots=True)
+class Round:
+    """A round under way.
+
+    Attributes:
+        proposal: what the target is to judge; empty in a plain round.
+        began: when planning began; for the later tokens of a plain stretch, when the token before was committed.
+        arm: the kind of proposal whose acceptance this round tells.
+        is_early: the target had the proposal before the round began, and needs not be asked.
+    """
+
+    plan: RoundPlan
+    proposal: Proposal
+    began: float
+    arm: str = ""
+    draft_wait_s: float = 0.0
+    dropped: str = ""
+    is_early: bool = False
+    span: Span | None = None
+
+    @property
+    def is_stretch(self) -> bool:
+        return self.plan.plain_tokens > 1
+
+
+def record_of(round_: Round, verdict: Verdict, round_s: float) -> RoundRecord:
+    return RoundRecord(
+        drafter=round_.plan.drafter if verdict.num_proposed else "",
+        num_proposed=verdict.num_proposed,
+        num_accepted=verdict.num_accepted,
+        num_tokens=len(verdict.tokens),
+        reason=round_.plan.reason,
+        dropped=round_.dropped or ("refused" if verdict.dropped else ""),
+        round_s=round_s,
+        forward_s=verdict.forward_time_s,
+        draft_wait_s=round_.draft_wait_s,
+    )
+
+
+def annotate(span: Span | None, record: RoundRecord) -> None:
+    if span is None:
+        return
+    span.set_attributes(
+        {
+            "outrider.num_proposed": record.num_proposed,
+            "outrider.num_accepted": record.num_accepted,
+            "outrider.num_tokens": record.num_tokens,
+            "outrider.dropped": record.dropped,
+            "outrider.forward_ms": 1e3 * record.forward_s,
+            "outrider.draft_wait_ms": 1e3 * record.draft_wait_s,
+        }
+    )

@@ -10,6 +10,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from bench.emulated_model import EMULATED
+from bench.emulation import Emulation
+
 Dtype = Literal["bfloat16", "float16", "float32"]
 DrafterName = Literal["draft_model", "ngram"]
 Port = Annotated[int, Field(ge=1, le=65535)]
@@ -78,6 +81,9 @@ class Engine(Section):
     """Fixed forward shapes."""
     seed: Annotated[int, Field(ge=0)] = 0
     """Seed of the generator that requests without a seed draw from."""
+    stall_limit_s: Annotated[float, Field(gt=0.0)] = 60.0
+    """Seconds one step may take before the replica counts as stuck and is restarted. The first step is the longest
+    where a backend compiles."""
     ray_actor_options: dict[str, Any] = Field(default_factory=lambda: {"num_cpus": 1})
     """What one replica asks of Ray: num_cpus, num_gpus, resources, …"""
 
@@ -195,6 +201,19 @@ class OutriderConfig(Section):
     """The replicas that own sessions."""
     server: Server = Server()
     """Where callers connect."""
+    emulation: Emulation | None = None
+    """Emulated devices in the place of models, for benchmarks (bench/profiles)."""
+
+    @model_validator(mode="after")
+    def _emulated_or_not(self) -> Self:
+        models = (self.target.model, self.draft.model)
+        if self.emulation is None and EMULATED in models:
+            raise ValueError(f"the model `{EMULATED}` needs the section `emulation`")
+        if self.emulation is not None and set(models) != {EMULATED}:
+            raise ValueError(f"with `emulation`, target.model and draft.model are `{EMULATED}`, found {models}")
+        if self.emulation is not None and self.target.tensor_parallel_size > 1:
+            raise ValueError("with `emulation`, target.tensor_parallel_size is 1: the profile's times are the group's")
+        return self
 
     @model_validator(mode="after")
     def _proposals_fit(self) -> Self:

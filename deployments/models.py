@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.emulated_model import EMULATED, make_folder
 from deployments.console import stage
 from engine.errors import ModelNotFound
 
@@ -57,6 +58,8 @@ def resolve_model(name_or_folder: str | os.PathLike[str]) -> Path:
     name = os.fspath(name_or_folder)
     if name in PACKAGED:
         return _packaged(name)
+    if name == EMULATED:
+        return make_folder(_cache(name))
     folder = _trained_drafts() / name if name == DEFAULT_DRAFT else Path(name).expanduser()
     if (folder / "config.json").is_file():
         return folder.resolve()

@@ -21,7 +21,8 @@ from deployments.engine_settings import draft_settings, target_settings
 from deployments.memory import target_memory
 from engine.errors import OutriderError, Unavailable
 from engine.loop import EngineLoop, draft_loop, target_loop
-from engine.ports import TargetEngine
+from engine.ports import DraftEngine, TargetEngine
+from rpc.delay import DelayInterceptor, DelayLine
 from rpc.servers import EngineServicer, serve_engine
 from rpc.servicers import DraftingServicer, VerificationServicer
 from rpc.tracing import setup_tracing, shutdown_tracing
@@ -37,10 +38,12 @@ STOP_GRACE_S = 5.0
 class _EngineReplica:
     """What target and draft replicas share: their server, its address, their health, and their end."""
 
-    async def _serve(self, servicer: EngineServicer, host: str) -> None:
+    async def _serve(self, servicer: EngineServicer, host: str, one_way_s: float) -> None:
+        """Serves on `host`; `one_way_s` is what an emulated network adds to each message."""
         self._loop: EngineLoop[Any, Any] = servicer.loop
         self._loop.start()
-        self._server = await serve_engine(servicer, host=listen_host(host))
+        network = [DelayInterceptor(DelayLine(one_way_s, asyncio.get_running_loop()))] if one_way_s else []
+        self._server = await serve_engine(servicer, host=listen_host(host), interceptors=network)
         self._watching = asyncio.create_task(self._end_with_engine())
 
     def endpoint(self) -> Endpoint:
@@ -73,7 +76,9 @@ class TargetDeployment(_EngineReplica):
         setup_tracing("outrider-target")
         self._lost = ""
         engine = await _built(lambda: self._build(config))
-        await self._serve(VerificationServicer(target_loop(engine)), config.server.host)
+        loop = target_loop(engine, stall_limit_s=config.target.stall_limit_s)
+        one_way_s = config.emulation.target_one_way_s if config.emulation else 0.0
+        await self._serve(VerificationServicer(loop), config.server.host, one_way_s)
         if self._lost:
             _end_process(self._lost)
 
@@ -84,7 +89,8 @@ class TargetDeployment(_EngineReplica):
         for rank in target_memory(config):
             _log.info("memory in bytes: %s", rank)
         if size == 1:
-            return build_target_engine(settings)
+            device = config.emulation.target_device(settings) if config.emulation else None
+            return build_target_engine(settings, device=device)
         from cluster.followers import Followers
         from engine.parallel import Rendezvous, join
 
@@ -110,11 +116,19 @@ class DraftDeployment(_EngineReplica):
     """One copy of the draft."""
 
     async def __init__(self, config: OutriderConfig) -> None:  # type: ignore[misc]  # Serve awaits it
+        setup_tracing("outrider-draft")
+        engine = await _built(lambda: self._build(config))
+        loop = draft_loop(engine, stall_limit_s=config.draft.stall_limit_s)
+        one_way_s = config.emulation.draft_one_way_s if config.emulation else 0.0
+        await self._serve(DraftingServicer(loop), config.server.host, one_way_s)
+
+    @staticmethod
+    def _build(config: OutriderConfig) -> DraftEngine:
         from engine.drafting import build_draft_engine
 
-        setup_tracing("outrider-draft")
-        engine = await _built(lambda: build_draft_engine(draft_settings(config)))
-        await self._serve(DraftingServicer(draft_loop(engine)), config.server.host)
+        settings = draft_settings(config)
+        device = config.emulation.draft_device(settings.engine) if config.emulation else None
+        return build_draft_engine(settings, device)
 
 
 def _end_process(why: str) -> None:

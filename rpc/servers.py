@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -88,13 +89,16 @@ async def serve_engine(
     host: str = "127.0.0.1",
     port: int = 0,
     credentials: grpc.ServerCredentials | None = None,
+    interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
 ) -> EngineServer:
     """Serves an engine with health and reflection on `host`; port 0 takes a free one.
+
+    Interceptors given stand between the one that maps errors and the service.
 
     Raises:
         RuntimeError: the port is taken.
     """
-    server = grpc.aio.server(interceptors=(ErrorInterceptor(),), options=_OPTIONS)
+    server = grpc.aio.server(interceptors=(ErrorInterceptor(), *interceptors), options=_OPTIONS)
     health_servicer = _EngineHealth(servicer)
     servicer.add_to(server)
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)

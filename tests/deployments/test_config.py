@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from deployments.config import OutriderConfig, Section
-from deployments.config_file import CONFIGS, ConfigError, load_config
+from deployments.config_file import CONFIGS, ConfigError, load_config, parse_config
 
 
 @pytest.fixture
@@ -44,6 +44,7 @@ def test_an_empty_file_is_the_defaults(tmp_path: Path) -> None:
         ("target: {kv_cache: {num_block: 4}}", "target.kv_cache.num_block: unknown key; did you mean `num_blocks`?"),
         ("target: {threads: many}", "target.threads: input should be a valid integer"),
         ("target: {threads: 0}", "target.threads: input should be greater than or equal to 1, found 0"),
+        ("target: {stall_limit_s: 0}", "target.stall_limit_s: input should be greater than 0, found 0"),
         ("target: {tensor_parallel_size: 0}", "target.tensor_parallel_size: input should be greater than or equal to"),
         (
             "target: {tensor_parallel_size: 4, ray_actor_options: {num_cpus: 0}}",
@@ -62,6 +63,11 @@ def test_an_empty_file_is_the_defaults(tmp_path: Path) -> None:
 )
 def test_a_fault_names_its_field(error_of, text: str, expected: str) -> None:
     assert error_of(text).startswith(expected)
+
+
+def test_each_engine_has_a_stall_limit_of_its_own() -> None:
+    config = parse_config({"target": {"stall_limit_s": 600}}, "test")
+    assert (config.target.stall_limit_s, config.draft.stall_limit_s) == (600.0, 60.0)
 
 
 def test_several_faults_are_counted(error_of) -> None:

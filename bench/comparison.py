@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-PLAIN = "off"
+from bench.counts import Counts
+from bench.modes import PLAIN, fixed_k
+from bench.plot import Mark
+
 EVERY_KIND = "all"
 
 
@@ -18,12 +21,10 @@ class Sample:
     Attributes:
         prompt_id: which prompt.
         kind: its class.
-        mode: "off" (plain), "auto", or a drafter's name.
+        mode: its name.
         token_ids: the output.
         decode_s: seconds from its first token to its last.
-        drafted: draft tokens.
-        accepted: those that were accepted.
-        rounds: target forwards it took part in.
+        counts: what speculation did.
         router_ms: median over its rounds of what was spent neither in target nor draft: router and transport.
     """
 
@@ -32,9 +33,7 @@ class Sample:
     mode: str
     token_ids: tuple[int, ...]
     decode_s: float
-    drafted: int
-    accepted: int
-    rounds: int
+    counts: Counts
     router_ms: float = 0.0
 
     @property
@@ -53,6 +52,8 @@ class Row:
         speedup_median: over prompts, with its 10th and 90th percentile.
         acceptance_rate: accepted over drafted tokens.
         mean_acceptance_length: tokens a round.
+        hit_rate: share of the rounds with a draft running ahead after which the target had its next proposal already.
+        acceptance_by_position: of draft tokens, with all before them.
         router_ms: median over prompts of the router's and the transport's share of a round.
         differing_tokens: positions at which outputs differ from plain ones.
     """
@@ -67,8 +68,15 @@ class Row:
     speedup_p90: float
     acceptance_rate: float
     mean_acceptance_length: float
+    hit_rate: float
+    acceptance_by_position: tuple[float, ...]
     router_ms: float
     differing_tokens: int
+
+    def mark(self) -> Mark:
+        """For pictures."""
+        spread = (self.speedup_p10, self.speedup_p90)
+        return Mark(self.kind, self.mode, self.speedup, spread, self.acceptance_by_position)
 
     def as_dict(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__slots__}
@@ -88,13 +96,25 @@ def differing(tokens: Sequence[int], plain: Sequence[int]) -> int:
     return max(len(tokens), len(plain)) - common
 
 
+def short_of_k(samples: Sequence[Sample]) -> list[str]:
+    """A sentence for each mode of fixed K that the server never let draft so far."""
+    longest: dict[str, int] = {}
+    for sample in samples:
+        reached = len(sample.counts.drafted_per_position)
+        longest[sample.mode] = max(longest.get(sample.mode, 0), reached)
+    return [
+        f"{mode}: no round had more than {reached} draft tokens"
+        for mode, reached in longest.items()
+        if reached < (fixed_k(mode) or 0)
+    ]
+
+
 def _row(kind: str, mode: str, samples: Sequence[Sample]) -> Row:
     chosen = [sample for sample in samples if kind in (sample.kind, EVERY_KIND)]
     mine = [sample for sample in chosen if sample.mode == mode]
     plain = {sample.prompt_id: sample for sample in chosen if sample.mode == PLAIN}
     ratios = sorted(_ratio(sample, plain[sample.prompt_id]) for sample in mine)
-    drafted = sum(sample.drafted for sample in mine)
-    rounds = sum(sample.rounds for sample in mine)
+    counts = Counts.total(sample.counts for sample in mine)
     return Row(
         kind=kind,
         mode=mode,
@@ -104,8 +124,10 @@ def _row(kind: str, mode: str, samples: Sequence[Sample]) -> Row:
         speedup_median=statistics.median(ratios),
         speedup_p10=_percentile(ratios, 0.1),
         speedup_p90=_percentile(ratios, 0.9),
-        acceptance_rate=sum(sample.accepted for sample in mine) / drafted if drafted else 0.0,
-        mean_acceptance_length=sum(sample.decoded for sample in mine) / rounds if rounds else 0.0,
+        acceptance_rate=counts.acceptance_rate,
+        mean_acceptance_length=sum(sample.decoded for sample in mine) / counts.rounds if counts.rounds else 0.0,
+        hit_rate=counts.hit_rate,
+        acceptance_by_position=counts.acceptance_by_position,
         router_ms=statistics.median(sample.router_ms for sample in mine),
         differing_tokens=sum(differing(s.token_ids, plain[s.prompt_id].token_ids) for s in mine),
     )
@@ -131,8 +153,7 @@ def as_json(samples: Sequence[Sample], about: Mapping[str, Any]) -> dict[str, An
     """What `outrider bench --json` prints: the rows, every sample, and what was measured."""
     each = [
         {"id": s.prompt_id, "class": s.kind, "mode": s.mode, "tokens": len(s.token_ids), "decode_s": s.decode_s,
-         "draft_tokens": s.drafted, "accepted_tokens": s.accepted, "rounds": s.rounds,
-         "router_ms": s.router_ms}
+         "router_ms": s.router_ms, **asdict(s.counts)}
         for s in samples
     ]  # fmt: skip
     return {**about, "rows": [row.as_dict() for row in summarize(samples)], "samples": each}

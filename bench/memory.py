@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 import psutil
 
-KINDS = ("target", "draft", "router")
-REST = "Ray and the rest"
+from bench.processes import KINDS, REST, descendants
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +30,11 @@ class Reading:
 def resident_bytes() -> dict[str, int]:
     """Resident memory of this process's descendants: the engines, the router, and everything else."""
     totals = dict.fromkeys((*KINDS, REST), 0)
-    for process in psutil.Process().children(recursive=True):
+    for kind, process in descendants():
         try:
-            title, memory = " ".join(process.cmdline()), process.memory_info().rss
+            totals[kind] += process.memory_info().rss
         except psutil.Error:
             continue  # it ended between the listing and the question
-        kind = next((kind for kind in KINDS if f":{kind.capitalize()}" in title), REST)
-        totals[kind] += memory
     return totals
 
 

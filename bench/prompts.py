@@ -45,6 +45,17 @@ def read_prompts(path: Path) -> list[Prompt]:
     return prompts
 
 
+def first_of_each(prompts: Sequence[Prompt], limit: int | None) -> list[Prompt]:
+    """At most `limit` prompts of each class, in their order; None keeps all."""
+    seen: dict[str, int] = {}
+    kept = []
+    for prompt in prompts:
+        seen[prompt.kind] = seen.get(prompt.kind, 0) + 1
+        if limit is None or seen[prompt.kind] <= limit:
+            kept.append(prompt)
+    return kept
+
+
 def _parse(line: str, where: str) -> Prompt:
     try:
         entry = json.loads(line)

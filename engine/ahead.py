@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from engine.proposal import Branch, EarlyProposals, Proposal, RunAhead, SparseProbs, State, chain_parents
 
@@ -71,24 +72,27 @@ def _bonus_outcomes(reached: float, length: int, like: Sequence[tuple[int, float
     yield from (Outcome(reached * prob, length, None) for _, prob in like)
 
 
-def how_many(weights: Sequence[float], plan: RunAhead, rows_for: Callable[[int], float]) -> int:
+def how_many(found: Sequence[Outcome], plan: RunAhead, rows_for: Callable[[float], float]) -> int:
     """How many outcomes to draft on from, so that drafting the more of them does not leave them too short.
 
     Args:
-        weights: chances of the outcomes, falling.
+        found: the outcomes, the likeliest first.
         plan: how far to go.
         rows_for: rows that a forward may have if so many of them are to fit into the time.
     """
+    chances = list(accumulate(outcome.weight for outcome in found))
+    # What follows the whole trunk is not known before one forward; the branches behind it are a token shorter.
+    lag = sum(outcome.weight for outcome in found if outcome.token is None) / max(chances[-1], 1e-9)
     best, width = 0.0, 1
     expected, reached = 1.0, 1.0
     for depth in range(1, plan.num_speculative_tokens + 1):
         reached *= plan.acceptance
         expected += reached
-        # The branches behind the whole trunk begin one forward later than the others.
-        num_rows = int(min(rows_for(depth + 1), len(weights)))
-        hit = sum(weights[:num_rows])
-        value = 1.0 + hit * (expected - 1.0)
-        if num_rows and value > best:
+        num_rows = int(min(rows_for(depth + lag), len(found)))
+        if num_rows < 1:
+            break
+        value = 1.0 + chances[num_rows - 1] * (expected - 1.0)
+        if value > best:
             best, width = value, num_rows
     return width
 

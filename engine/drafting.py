@@ -310,18 +310,18 @@ class DraftEngine:
             return
         draws = not draft.sampling.greedy and draft.sampling.seed is None
         found = outcomes(draft.drafted, run_ahead.acceptance if draws else None, following)
-        width = how_many([outcome.weight for outcome in found], run_ahead, self._rows_for(run_ahead))
+        width = how_many(found, run_ahead, self._rows_for(run_ahead))
         room = self._runner.max_context_length - len(sequence.tokens) - 1
         longest = min(run_ahead.num_speculative_tokens, room)
         if longest > 0:
             deadline = self._clock() + run_ahead.budget_s
             draft.lookahead = Lookahead(draft.state, draft.drafted, num_computed, found[:width], longest, deadline)
 
-    def _rows_for(self, run_ahead: RunAhead) -> Callable[[int], float]:
+    def _rows_for(self, run_ahead: RunAhead) -> Callable[[float], float]:
         """How many rows one session may have in a forward if so many forwards are to fit into its time."""
         sharing = sum(1 for other in self._sessions.values() if other.run_ahead is not None)
 
-        def rows_for(num_forwards: int) -> float:
+        def rows_for(num_forwards: float) -> float:
             rows = self._pace.rows_within(run_ahead.budget_s / num_forwards)
             return min(rows, self._runner.budget.max_proposal_tokens) / sharing
 

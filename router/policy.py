@@ -307,7 +307,9 @@ def _draft_options(limit: int, acceptance: SessionAcceptance, costs: CostModel, 
         for size in range(1, len(accepted) + 1)
     ]
     plain = speed(1.0, costs.round_s(0)) if run_ahead is not None else 0.0
-    shared = RoundPlan(run_ahead=run_ahead, plain_otherwise=plain > max(waiting, default=0.0))
+    # A target that goes on by itself loses no time, and no place in the batch.
+    plain_at_once = speed(1.0, costs.early_round_s(0)) if run_ahead is not None else 0.0
+    shared = RoundPlan(run_ahead=run_ahead, plain_otherwise=plain_at_once > max(waiting, default=0.0))
     options = [_Option(shared, plain, first)] if run_ahead is not None else []
     for size, tokens_per_s in enumerate(waiting, start=1):
         threshold = _confidence_threshold(tokens_per_s, costs.draft_token_s, first)

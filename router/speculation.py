@@ -39,6 +39,7 @@ from router.target_link import TargetLinkConfig
 from rpc.tracing import start_span, traceparent_of
 
 _MIN_PATIENCE_S = 0.02  # a draft gets at least so long, however fast the target
+_MOST_DRAFTING_S = 0.05  # and at most so much more than a verification
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +177,7 @@ class Speculator:
                 self._acceptance.observe(DRAFTED, plan.num_speculative_tokens, verdict.num_proposed)
         self._learn_times(round_, verdict, round_s)
         is_hit = self._ahead.end(verdict, verdict.base.extend(verdict.tokens))
+        self.totals.wasted_draft_tokens = self._ahead.num_wasted
         if is_hit is not None and verdict.finish_reason is None:
             self.totals.count_ahead(is_hit)
             self._shared.costs.saw_ahead(is_hit)
@@ -187,15 +189,14 @@ class Speculator:
     async def close(self) -> None:
         """Frees the draft's side."""
         self._ahead.forget()
-        self.totals.wasted_draft_tokens = self._ahead.num_wasted
         if self._draft is not None:
             await self._draft.close()
 
     async def _ask_draft(self, round_: Round, tokens: Sequence[int]) -> None:
-        """A draft has as long as one verification takes; after that the round goes on without it."""
+        """A draft has as long as a verification takes, and what it should take itself; then the round goes on without."""
         assert self._draft is not None
-        costs = self._shared.costs
-        patience_s = max(_MIN_PATIENCE_S, costs.verify_s(round_.plan.num_speculative_tokens))
+        costs, size = self._shared.costs, round_.plan.num_speculative_tokens
+        patience_s = max(_MIN_PATIENCE_S, costs.verify_s(size)) + min(size * costs.draft_token_s, _MOST_DRAFTING_S)
         base = round_.proposal.base
         answer = await self._draft.propose(base, tokens, round_.plan, patience_s, traceparent_of(round_.span))
         round_.draft_wait_s, round_.dropped, round_.arm = answer.wait_s, answer.dropped, DRAFT_MODEL

@@ -1,150 +1,102 @@
-"""Owns `outrider bench`: every prompt under every mode, one after the other, against plain decoding."""
+"""Owns `outrider bench`: modes of speculation against plain decoding, on prompts or on emulated devices."""
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
-from bench.comparison import PLAIN, Row, Sample, as_json, summarize
-from bench.plot import draw_speedups
-from bench.prompts import Prompt, read_prompts
-from cluster.local import free_port
-from deployments.client import Ask, Client, Result
-from deployments.commands.serve import with_port
-from deployments.config_file import load_config
-from deployments.console import err, out
-from deployments.system import local_system
+from bench.modes import Mode, parse_modes
+from bench.plot import Mark, draw
+from deployments.commands import bench_emulated, bench_prompts
+from deployments.commands.bench_emulated import Load
+from deployments.commands.bench_prompts import Source
+from deployments.console import err
+from engine.errors import InvalidArgument
 
-AUTO, BASELINE = "auto", "baseline"
+EMULATED_MODES = "off,auto,draft_model,sync:1-8"
+_PROMPTS_ONLY = ("config", "address", "baseline", "limit")
+_EMULATED_ONLY = ("sessions", "temperature", "alpha", "rtt", "dilation", "tokens", "repeats")
 
 
 def bench(
-    prompts: Annotated[Path, typer.Option(help="JSON lines: id, class, messages or prompt, max_tokens.")],
+    context: typer.Context,
+    prompts: Annotated[Path | None, typer.Option(help="JSON lines: id, class, messages or prompt, max_tokens.")] = None,
+    emulate: Annotated[Path | None, typer.Option(help="A profile of emulated devices to measure instead.")] = None,
+    modes: Annotated[
+        str,
+        typer.Option(
+            help="Comma-separated: off, auto, ngram, draft_model (running ahead), sync (waiting for the draft), sync:4 "
+            "or ahead:4 (K fixed), sync:1-8 (eight modes). Default: off, auto and each drafter; where emulated, "
+            f"{EMULATED_MODES}."
+        ),
+    ] = "",
     config: Annotated[str, typer.Option(help="Configuration to start when no --address is given.")] = "demo",
     address: Annotated[str | None, typer.Option(help="host:port of a running server to measure instead.")] = None,
-    modes: Annotated[str, typer.Option(help="Comma-separated: off, auto, draft_model, ngram; default all.")] = "",
     baseline: Annotated[
         str | None, typer.Option(help="host:port of another server, whose plain decoding is measured beside.")
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first prompts of each class.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Also draw the speedups, as a PNG file.")] = None,
-    as_json_: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the table.")] = False,
+    sessions: Annotated[str, typer.Option(help="Emulated: requests at once, e.g. 1,8,64; each by itself.")] = "1",
+    tokens: Annotated[int, typer.Option(min=2, help="Emulated: tokens of every output.")] = 200,
+    repeats: Annotated[int, typer.Option(min=1, help="Emulated: turns of every mode.")] = 3,
+    temperature: Annotated[float, typer.Option(min=0.0, help="Emulated: above 0, no token can be checked.")] = 0.0,
+    alpha: Annotated[float | None, typer.Option(min=0.0, max=1.0, help="Emulated: instead of the profile's.")] = None,
+    rtt: Annotated[float | None, typer.Option(min=0.0, help="Emulated: of the draft's link, in seconds.")] = None,
+    dilation: Annotated[float | None, typer.Option(min=0.01, help="Emulated: stretches all times alike.")] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            help="Also draw the speedups, as a PNG file. With modes sync:K also FILE-k.png, speed against K, and "
+            "FILE-acceptance.png, acceptance by position."
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the table.")] = False,
 ) -> None:
-    """Measure speculation against plain decoding, by class of prompt."""
-    chosen = _first_of_each(read_prompts(prompts), limit)
-    with _server(address, config) as where, ExitStack() as stack:
-        client = stack.enter_context(Client(where))
-        info = client.model_info()
-        clients = dict.fromkeys(_modes(modes, list(info.drafters)), client)
-        if baseline is not None:
-            clients[BASELINE] = stack.enter_context(Client(baseline))
-        samples = _measure(clients, chosen)
-    if plot is not None:
-        draw_speedups(summarize(samples), plot)
-    if as_json_:
-        about = {"prompts": str(prompts), "model": info.model, "draft_model": info.draft_model, "modes": list(clients)}
-        sys.stdout.write(json.dumps(as_json(samples, about)) + "\n")
-    else:
-        out.print(_table(summarize(samples)))
+    """Measure modes of speculation against plain decoding: by class of prompt, or by load on emulated devices."""
+    _check_options(context, prompts, emulate)
+    if prompts is not None:
+        source = Source(prompts, limit, config, address, baseline)
+        marks = bench_prompts.bench(source, lambda drafters: _modes(modes, drafters), as_json=as_json)
+    elif emulate is not None:
+        profile = bench_emulated.read_profile(emulate, alpha=alpha, draft_rtt_s=rtt, dilation=dilation)
+        load = Load(_numbers(sessions), tokens, repeats, temperature)
+        chosen = _modes(modes or EMULATED_MODES, profile.config.speculation.drafters)
+        marks = bench_emulated.bench(profile, load, chosen, as_json=as_json)
+    _draw(marks, plot)
 
 
-def _modes(asked: str, drafters: list[str]) -> list[str]:
+def _check_options(context: typer.Context, prompts: Path | None, emulate: Path | None) -> None:
+    """Raises BadParameter unless there is one thing to measure, and for an option that is of the other."""
+    if (prompts is None) == (emulate is None):
+        raise typer.BadParameter("give exactly one of --prompts and --emulate")
+    needed, strangers = ("--prompts", _PROMPTS_ONLY) if emulate is not None else ("--emulate", _EMULATED_ONLY)
+    for name in strangers:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise typer.BadParameter(f"needs {needed}", param_hint=f"--{name}")
+
+
+def _modes(asked: str, drafters: Sequence[str]) -> list[Mode]:
     """Modes to measure, plain decoding first. Raises BadParameter for one the server does not have."""
-    known = [PLAIN, AUTO, *sorted(drafters)]
-    chosen = [mode.strip() for mode in asked.split(",")] if asked else known
-    for mode in chosen:
-        if mode not in known:
-            raise typer.BadParameter(f"found {mode!r}, allowed is {', '.join(known)}", param_hint="--modes")
-    return [PLAIN, *(mode for mode in chosen if mode != PLAIN)]
+    try:
+        return parse_modes(asked, drafters)
+    except InvalidArgument as error:
+        raise typer.BadParameter(f"found {error.found!r}, allowed is {error.allowed}", param_hint="--modes") from error
 
 
-@contextmanager
-def _server(address: str | None, config: str) -> Iterator[str]:
-    if address is not None:
-        yield address
-        return
-    with local_system(with_port(load_config(config), free_port())) as started:
-        yield started
-
-
-def _first_of_each(prompts: list[Prompt], limit: int | None) -> list[Prompt]:
-    seen: dict[str, int] = {}
-    kept = []
-    for prompt in prompts:
-        seen[prompt.kind] = seen.get(prompt.kind, 0) + 1
-        if limit is None or seen[prompt.kind] <= limit:
-            kept.append(prompt)
-    return kept
-
-
-def _measure(clients: Mapping[str, Client], prompts: list[Prompt]) -> list[Sample]:
-    """Interleaved, so that what else the machine does falls on all modes alike; the order turns with each prompt."""
-    samples, modes = [], list(clients)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=err) as progress:
-        task = progress.add_task("measuring", total=len(prompts) * len(modes))
-        for mode in modes:  # caches and estimates are warm before anything counts
-            clients[mode].generate(_ask(prompts[0], mode))
-        for turn, prompt in enumerate(prompts):
-            first = turn % len(modes)
-            for mode in [*modes[first:], *modes[:first]]:
-                samples.append(_sample(prompt, mode, clients[mode].generate(_ask(prompt, mode))))
-                progress.advance(task)
-    return sorted(samples, key=lambda sample: modes.index(sample.mode))
-
-
-def _ask(prompt: Prompt, mode: str) -> Ask:
-    return Ask(
-        prompt=prompt.text,
-        messages=prompt.messages,
-        sampling=prompt.sampling,
-        speculation="off" if mode in (PLAIN, BASELINE) else "auto",
-        drafter="" if mode in (PLAIN, BASELINE, AUTO) else mode,
-    )
-
-
-def _sample(prompt: Prompt, mode: str, result: Result) -> Sample:
-    stats, speed = result.complete.speculation, result.complete.timing.decode_tokens_per_s
-    return Sample(
-        prompt_id=prompt.id,
-        kind=prompt.kind,
-        mode=mode,
-        token_ids=result.token_ids,
-        decode_s=(len(result.token_ids) - 1) / speed if speed else 0.0,
-        drafted=stats.draft_tokens,
-        accepted=stats.accepted_tokens,
-        rounds=stats.rounds,
-        router_ms=result.complete.timing.router_ms_p50,
-    )
-
-
-def _table(rows: list[Row]) -> Table:
-    """Fits 80 columns; "ms" is what a round spends in router and transport."""
-    table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0))
-    table.add_column("class", no_wrap=True)
-    table.add_column("mode", no_wrap=True)
-    for name in ("tok/s", "×", "median", "p10–p90", "accept", "length", "ms", "differ"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in rows:
-        plain = row.mode == PLAIN
-        table.add_row(
-            row.kind if plain else "",
-            row.mode,
-            f"{row.tokens_per_s:.1f}",
-            "" if plain else f"{row.speedup:.2f}",
-            "" if plain else f"{row.speedup_median:.2f}",
-            "" if plain else f"{row.speedup_p10:.2f}–{row.speedup_p90:.2f}",
-            f"{row.acceptance_rate:.0%}" if row.acceptance_rate else "",
-            f"{row.mean_acceptance_length:.2f}",
-            f"{row.router_ms:.2f}",
-            "" if plain else str(row.differing_tokens),
+def _numbers(asked: str) -> tuple[int, ...]:
+    """Numbers of sessions, each once."""
+    parts = [part.strip() for part in asked.split(",")]
+    if not all(part.isdecimal() and int(part) for part in parts):
+        raise typer.BadParameter(
+            f"found {asked!r}, allowed are numbers from 1 on, separated by commas", param_hint="--sessions"
         )
-    return table
+    return tuple(dict.fromkeys(map(int, parts)))
+
+
+def _draw(marks: Sequence[Mark], path: Path | None) -> None:
+    for written in draw(marks, path) if path is not None else ():
+        err.print(f"drew {written}", markup=False, soft_wrap=True)

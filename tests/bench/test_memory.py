@@ -5,7 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from bench.memory import REST, measure, resident_bytes
+from bench.memory import measure, resident_bytes
+from bench.processes import REST
 
 
 def test_every_request_is_made_once_and_read_ten_times():

@@ -208,11 +208,11 @@ def test_where_the_choice_depends_on_the_proposal_acceptance_is_what_was_measure
 
 
 def test_wide_where_rows_are_free_and_narrow_where_they_cost_depth() -> None:
-    weights = [0.4, 0.2, 0.1, 0.1, 0.05, 0.02]
+    found = [Outcome(weight, 0, token) for token, weight in enumerate([0.4, 0.2, 0.1, 0.1, 0.05, 0.02])]
     plan = RunAhead(num_speculative_tokens=6, budget_s=1.0, acceptance=0.8)
-    assert how_many(weights, plan, lambda _: 1e9) == 6
-    assert how_many(weights, plan, lambda forwards: 12 / forwards) < 6
-    assert how_many(weights, plan, lambda _: 0.0) == 1
+    assert how_many(found, plan, lambda _: 1e9) == 6
+    assert how_many(found, plan, lambda forwards: 12 / forwards) < 6
+    assert how_many(found, plan, lambda _: 0.0) == 1
 
 
 def test_a_lookahead_that_is_refused_a_forward_asks_for_the_same_again() -> None:

@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from deployments.commands import bench, demo, generate, measure, pair, serve, train
+from deployments.commands import bench, demo, generate, measure, pair, peers, serve, train
 from deployments.config_file import ConfigError
 from deployments.console import fail
 from engine.errors import OutriderError
@@ -23,6 +23,7 @@ app.command("generate")(generate.generate)
 app.command("check-pair")(pair.check_pair)
 app.add_typer(train.app, name="train")
 app.command("bench")(bench.bench)
+app.command("bench-peers")(peers.bench_peers)
 app.command("bench-engine")(measure.engine)
 app.command("bench-memory")(measure.memory)
 app.command("demo")(demo.demo)

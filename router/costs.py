@@ -25,12 +25,12 @@ class MovingAverage:
 
 
 class Allowance:
-    """What to allow for something that varies, in seconds: its exponentially weighted mean, and twice its deviation.
+    """What to allow for something that varies, in seconds: its moving mean, and three times its deviation.
 
     What comes late is of no use at all, so it is better to allow too much.
     """
 
-    def __init__(self, weight: float = 0.1) -> None:
+    def __init__(self, weight: float = 0.02) -> None:
         self._mean, self._deviation, self._weight, self.known = 0.0, 0.0, weight, False
 
     def add(self, sample: float) -> None:
@@ -41,7 +41,7 @@ class Allowance:
 
     @property
     def value(self) -> float:
-        return self._mean + 2.0 * self._deviation
+        return self._mean + 3.0 * self._deviation
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +116,12 @@ class CostModel:
         self._draft_token.value *= _FORGET
         self._draft_wait.value *= _FORGET
 
+    def next_forward_s(self, num_proposed: int) -> float:
+        """What the next forward will take: `num_proposed` + 1 positions beside those the others have had of late."""
+        return self._verify.seconds(1.0 + num_proposed + self._other_rows.value) or self._defaults.verify_s
+
     def verify_s(self, num_proposed: int) -> float:
-        """Forward over `num_proposed` + 1 positions, among as many others as of late."""
+        """Forward over `num_proposed` + 1 positions, as it counts for whoever decides: see `batch_weight`."""
         own = 1.0 + num_proposed
         likewise = self._batch_weight * own / self._own_rows.value + 1.0 - self._batch_weight
         return self._verify.seconds(own + self._other_rows.value * likewise) or self._defaults.verify_s
@@ -158,5 +162,5 @@ class CostModel:
         Never next to nothing: what is not tried is not measured.
         """
         reserve = self._ahead_reserve if self._ahead_reserve.known else self._draft_wait
-        verify_s = self.verify_s(num_proposed)
-        return max(verify_s - reserve.value - _TO_TARGET_S, _LEAST_AHEAD * verify_s)
+        forward_s = self.next_forward_s(num_proposed)
+        return max(forward_s - reserve.value - _TO_TARGET_S, _LEAST_AHEAD * forward_s)

@@ -86,7 +86,7 @@ class RunningAhead:
             return None
         size = len(proposal.tokens)
         told = replace(run_ahead, budget_s=self._costs.ahead_s(size))
-        self._told.append(_Told(proposal.base, told, self._clock(), self._costs.verify_s(size)))
+        self._told.append(_Told(proposal.base, told, self._clock(), self._costs.next_forward_s(size)))
         return told
 
     def arrived(self, early: EarlyProposals) -> None:

@@ -47,6 +47,8 @@ class Ask:
         max_draft_tokens: cap on K.
         num_speculative_tokens: K, whatever pays; None leaves it to the router.
         run_ahead: let the draft draft on while its proposal is verified.
+        workload: class of the request, one of the server's; "" for none in particular.
+        smooth_stream: tokens come one by one, evenly over the time of a round, instead of several at a time.
         sampling: fields of pb.SamplingParams by name.
     """
 
@@ -58,6 +60,8 @@ class Ask:
     max_draft_tokens: int | None = None
     num_speculative_tokens: int | None = None
     run_ahead: bool = True
+    workload: str = ""
+    smooth_stream: bool = False
     sampling: Mapping[str, Any] | None = None
 
     def to_pb(self) -> pb.GenerateRequest:
@@ -70,7 +74,9 @@ class Ask:
                 max_draft_tokens=self.max_draft_tokens,
                 num_speculative_tokens=self.num_speculative_tokens,
                 run_ahead=self.run_ahead,
+                workload=self.workload,
             ),
+            smooth_stream=self.smooth_stream,
         )
         if self.messages is not None:
             request.chat.messages.extend(pb.ChatMessage(**message) for message in self.messages)

@@ -8,22 +8,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from bench.emulated_model import EMULATED
 from bench.emulation import Emulation
+from deployments.workloads import Probability, Workload, Workloads, read_workloads
+from deployments.yaml_file import Section
 
 Dtype = Literal["bfloat16", "float16", "float32"]
 DrafterName = Literal["draft_model", "ngram"]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Count = Annotated[int, Field(ge=1)]
-Probability = Annotated[float, Field(ge=0.0, le=1.0)]
-
-
-class Section(BaseModel):
-    """A section of the file: unknown keys are errors, and nothing changes after loading."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, protected_namespaces=())
 
 
 class KVCache(Section):
@@ -153,6 +148,19 @@ class Speculation(Section):
     acceptance_floor: Probability = 0.05
     """Least chance of its first draft token for a drafter to be asked; below it speculation is off with reason
     `acceptance`, and probed again later."""
+    workloads: Workloads | None = None
+    """Path of a file with the classes of requests and what acceptance to expect of each; unset takes the packaged one,
+    deployments/workloads.yaml."""
+
+    @field_validator("workloads", mode="before")
+    @classmethod
+    def _read_workloads(cls, given: object) -> object:
+        """Read where the configuration is, so that routers on other machines need no such file."""
+        if isinstance(given, str):
+            return read_workloads(given)
+        if isinstance(given, dict) and not all(isinstance(each, Workload) for each in given.values()):
+            raise ValueError("give the path of a file")
+        return given
 
 
 class Router(Section):

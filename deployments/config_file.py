@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import difflib
 import types
 import typing
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
 from deployments.config import OutriderConfig
-from engine.errors import OutriderError
+from deployments.yaml_file import ConfigError, explain, read_yaml
+
+__all__ = ["CONFIGS", "ConfigError", "load_config", "parse_config"]
 
 CONFIGS = Path(__file__).parent / "configs"
-
-
-class ConfigError(OutriderError):
-    """A configuration file cannot be used. The message is one line."""
 
 
 def load_config(path: str | Path) -> OutriderConfig:
@@ -27,14 +23,7 @@ def load_config(path: str | Path) -> OutriderConfig:
     Raises:
         ConfigError: no such file, not YAML, an unknown key, or a value that is not allowed.
     """
-    file = _find(Path(path))
-    try:
-        with file.open(encoding="utf-8") as stream:
-            content = yaml.load(stream, Loader=_StrictLoader)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
+    content = read_yaml(_find(Path(path)), str(path))
     return parse_config({} if content is None else content, str(path))
 
 
@@ -45,9 +34,7 @@ def parse_config(content: object, source: str) -> OutriderConfig:
     try:
         return OutriderConfig.model_validate(content)
     except ValidationError as error:
-        first, *others = error.errors(include_url=False)
-        more = f" (and {len(others)} more)" if others else ""
-        raise ConfigError(f"{source}: {_explain(first)}{more}") from error
+        raise ConfigError(f"{source}: {explain(error, lambda place: _section_at(place).model_fields)}") from error
 
 
 def _find(path: Path) -> Path:
@@ -58,23 +45,6 @@ def _find(path: Path) -> Path:
         names = ", ".join(sorted(config.stem for config in CONFIGS.glob("*.yaml")))
         raise ConfigError(f"{path}: no such file; bundled configurations are {names}")
     return path
-
-
-def _explain(error: Any) -> str:
-    place = tuple(str(part) for part in error["loc"])
-    where, reason = ".".join(place), str(error["msg"]).removeprefix("Value error, ")
-    if error["type"] == "extra_forbidden":
-        return f"{where}: unknown key{_nearest(place)}"
-    reason = reason[:1].lower() + reason[1:]
-    if not where:
-        return reason
-    return f"{where}: {reason}" if error["type"] == "value_error" else f"{where}: {reason}, found {error['input']!r}"
-
-
-def _nearest(place: tuple[str, ...]) -> str:
-    known = _section_at(place[:-1]).model_fields
-    close = difflib.get_close_matches(place[-1], known, n=1, cutoff=0.5)
-    return f"; did you mean `{close[0]}`?" if close else f"; known are {', '.join(known)}"
 
 
 def _section_at(place: tuple[str, ...]) -> type[BaseModel]:
@@ -89,16 +59,3 @@ def _model_of(annotation: Any) -> type[BaseModel]:
         annotation = next(choice for choice in typing.get_args(annotation) if choice is not type(None))
     model: type[BaseModel] = annotation
     return model
-
-
-class _StrictLoader(yaml.SafeLoader):
-    """SafeLoader that refuses a key given twice, of which YAML would silently keep the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[Any] = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"`{key}` is given twice", key_node.start_mark)
-            seen.add(key)
-        return super().construct_mapping(node, deep)

@@ -23,6 +23,9 @@ class RouterMetrics:
         self._draft_tokens = Counter("outrider_spec_decode_num_draft_tokens", "Draft tokens judged.", ("drafter",))
         self._accepted = Counter("outrider_spec_decode_num_accepted_tokens", "Draft tokens accepted.", ("drafter",))
         self._dropped = Counter("outrider_spec_decode_num_dropped", "Proposals not judged.", ("why",))
+        self._ahead = Counter("outrider_spec_decode_num_rounds_ahead", "Rounds behind which a draft ran ahead.")
+        self._hits = Counter("outrider_spec_decode_num_early_hits", "Of those, the next proposal was in time.")
+        self._wasted = Counter("outrider_spec_decode_num_wasted_draft_tokens", "Drafted ahead for nothing.")
         self._rounds = Counter(
             "outrider_rounds", "Rounds by why they did not speculate; none if they did.", ("reason",)
         )
@@ -44,6 +47,7 @@ class RouterMetrics:
             self._dropped.inc(1, {"why": record.dropped})
         if record.num_proposed:
             self._judged(record)
+        self._ran_ahead(record)
         self._proposed.observe(record.num_proposed)
         self._forward.observe(record.forward_s)
         self._draft_wait.observe(record.draft_wait_s)
@@ -65,6 +69,14 @@ class RouterMetrics:
             busy_s = info.bubble_s + info.forward_s
             if kind == "target" and busy_s:
                 self._bubble.set(info.bubble_s / busy_s, {"target": endpoint.address})
+
+    def _ran_ahead(self, record: RoundRecord) -> None:
+        if record.is_hit is not None:
+            self._ahead.inc(1)
+        if record.is_hit:
+            self._hits.inc(1)
+        if record.num_wasted:
+            self._wasted.inc(record.num_wasted)
 
     def _judged(self, record: RoundRecord) -> None:
         tags = {"drafter": record.drafter}

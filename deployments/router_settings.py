@@ -5,10 +5,11 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError, version
 
 from deployments.config import OutriderConfig
+from deployments.workloads import PACKAGED, read_workloads
 from router.acceptance import DRAFT_MODEL
-from router.policy import PolicyConfig
 from router.service import RouterConfig
 from router.speculation import SessionConfig
+from router.speed_gate import PolicyConfig
 from router.target_link import TargetLinkConfig
 
 
@@ -19,6 +20,7 @@ def router_config(config: OutriderConfig) -> RouterConfig:
     policy = PolicyConfig(
         max_temperature=speculation.temperature_threshold, acceptance_floor=speculation.acceptance_floor
     )
+    workloads = read_workloads(PACKAGED) if speculation.workloads is None else speculation.workloads
     return RouterConfig(
         max_concurrent=config.router.max_concurrent,
         max_queued=config.router.max_queued,
@@ -26,6 +28,7 @@ def router_config(config: OutriderConfig) -> RouterConfig:
         sessions=SessionConfig(
             drafters=drafters if speculation.enabled else (),
             max_draft_tokens=speculation.max_draft_tokens,
+            workloads={name: workload.draft_acceptance for name, workload in workloads.items()},
             policy=policy,
             target_link=TargetLinkConfig(failover_wait_s=config.router.failover_wait_s),
         ),

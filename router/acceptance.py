@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from router.ngram import NgramMatch
 
@@ -79,39 +80,62 @@ class PositionEstimate:
 
 
 class AcceptancePriors:
-    """What all sessions of a router have seen, by arm; a new session starts from it."""
+    """What all sessions of a router have seen, by class of request and arm; a new session starts from it.
 
-    def __init__(self, decay: float = 0.998) -> None:
-        self._decay = decay
-        self._arms: dict[str, PositionEstimate] = {}
+    Args:
+        workloads: for each class of request the draft model's conditional acceptance by position, as it is expected
+            before any request of that class was seen.
+    """
 
-    def arm(self, name: str) -> PositionEstimate:
-        if name not in self._arms:
-            prior = PRIORS.get(name, _UNKNOWN_PRIOR)
-            self._arms[name] = PositionEstimate(prior, decay=self._decay, prior_weight=8.0)
-        return self._arms[name]
+    def __init__(self, workloads: Mapping[str, tuple[float, ...]] = MappingProxyType({}), decay: float = 0.998) -> None:
+        self._workloads, self._decay = workloads, decay
+        self._arms: dict[tuple[str, str], PositionEstimate] = {}
+
+    def arm(self, name: str, workload: str = "") -> PositionEstimate:
+        """What requests of a class have seen, over what is expected of it or else what all requests have seen."""
+        if (workload, name) not in self._arms:
+            prior = self._prior(name, workload)
+            self._arms[workload, name] = PositionEstimate(prior, decay=self._decay, prior_weight=8.0)
+        return self._arms[workload, name]
+
+    def _prior(self, name: str, workload: str) -> PositionEstimate | tuple[float, ...]:
+        if not workload:
+            return PRIORS.get(name, _UNKNOWN_PRIOR)
+        expected = self._workloads.get(workload) if name == DRAFT_MODEL else None
+        return self.arm(name) if expected is None else expected
 
 
 class SessionAcceptance:
-    """One session's estimates, by arm ("draft_model", "ngram.copy", …), on top of the shared priors."""
+    """One session's estimates, by arm ("draft_model", "ngram.copy", …), on top of the shared priors.
 
-    def __init__(self, priors: AcceptancePriors, *, decay: float = 0.97, forget: float = 0.99) -> None:
-        self._priors, self._decay, self._forget = priors, decay, forget
+    Args:
+        workload: the class of the request; "" if it named none. What it sees counts for all requests too.
+    """
+
+    def __init__(
+        self, priors: AcceptancePriors, workload: str = "", *, decay: float = 0.97, forget: float = 0.99
+    ) -> None:
+        self._priors, self._workload, self._decay, self._forget = priors, workload, decay, forget
         self._arms: dict[str, PositionEstimate] = {}
 
     def arm(self, name: str) -> PositionEstimate:
         if name not in self._arms:
-            self._arms[name] = PositionEstimate(self._priors.arm(name), decay=self._decay, prior_weight=4.0)
+            prior = self._priors.arm(name, self._workload)
+            self._arms[name] = PositionEstimate(prior, decay=self._decay, prior_weight=4.0)
         return self._arms[name]
 
     def observe(self, name: str, num_asked: int, num_accepted: int) -> None:
-        self.arm(name).observe(num_asked, num_accepted)
-        self._priors.arm(name).observe(num_asked, num_accepted)
+        for estimate in (self.arm(name), *self._shared(name)):
+            estimate.observe(num_asked, num_accepted)
 
     def pass_over(self, name: str) -> None:
         """The arm could have proposed this round and was not asked."""
         self.arm(name).forget(self._forget)
-        self._priors.arm(name).forget(0.5 + 0.5 * self._forget)
+        for estimate in self._shared(name):
+            estimate.forget(0.5 + 0.5 * self._forget)
+
+    def _shared(self, name: str) -> list[PositionEstimate]:
+        return [self._priors.arm(name, workload) for workload in {"", self._workload}]
 
 
 @dataclass(slots=True)

@@ -11,10 +11,15 @@ from router.acceptance import SpeculationTotals
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """New output: tokens as they were committed, text as far as it is certain (it may lag behind the tokens)."""
+    """New output: tokens as they were committed, text as far as it is certain (it may lag behind the tokens).
+
+    Attributes:
+        pieces: the same token by token, where the request asked for a smooth stream.
+    """
 
     text: str
     token_ids: tuple[int, ...]
+    pieces: tuple[Delta, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +33,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Times of one request.
+    """Times of one request; where its stream is smoothed, they are those of the tokens before that.
 
     Attributes:
         ttft_ms: from arrival to the first token, waiting for admission included.
@@ -80,6 +85,9 @@ class RoundRecord:
         round_s: wall time.
         forward_s: of it, in the target's forward.
         draft_wait_s: of it, waiting for the draft.
+        is_early: the target began it by itself, with a proposal that it had before.
+        is_hit: whether it had the next proposal when this round was over; None where no draft ran ahead for it.
+        num_wasted: draft tokens that were drafted ahead and that this round has made useless.
     """
 
     drafter: str
@@ -91,6 +99,9 @@ class RoundRecord:
     round_s: float
     forward_s: float
     draft_wait_s: float
+    is_early: bool
+    is_hit: bool | None
+    num_wasted: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,57 +6,24 @@
 
 after the rules that switch speculation off: `request`, `temperature`, `draft_unavailable`, `context`, `acceptance`,
 `load`.
-What it needs to remember between rounds is in `SpeedGate`, which judges by measured time, not by acceptance.
+What it needs to remember between rounds is in router.speed_gate.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from engine.proposal import RunAhead
 from router.acceptance import DRAFT_MODEL, DRAFTED, NGRAM, SessionAcceptance, ngram_arm
 from router.costs import CostModel
 from router.ngram import NgramMatch
+from router.speed_gate import PolicyConfig, SpeedGate
 
 Reason = Literal["", "request", "temperature", "acceptance", "load", "draft_unavailable", "context"]
 DraftStatus = Literal["none", "ready", "busy", "unavailable"]
 
 DRAFTERS = (DRAFT_MODEL, NGRAM)
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyConfig:
-    """Thresholds of policy v1.
-
-    Attributes:
-        max_temperature: at this temperature and above speculation is off.
-        acceptance_floor: least chance of its first token for the draft model to be asked, whatever time says. It does
-            not apply to n-grams, which cost no drafting.
-        off_below: measured speed, as a multiple of plain decoding, below which speculation is switched off.
-        on_above: multiple a probe must reach to switch it on again.
-        min_tokens: tokens of evidence before it can be switched off.
-        first_pause: tokens decoded plainly before the first probe; doubles after every failed probe.
-        max_pause: longest such pause.
-        probe_rounds: rounds one probe lasts.
-        retry_tokens: tokens decoded plainly before asking again whether a draft has come back.
-        stretch: tokens decoded plainly at a time during a pause, before looking whether a sure thing has come up.
-        sure_above: expected speed, as a multiple of plain decoding, that is not passed up even during a pause.
-        run_ahead: let the draft draft on while its proposal is verified.
-    """
-
-    max_temperature: float = 0.9
-    acceptance_floor: float = 0.05
-    off_below: float = 0.98
-    on_above: float = 1.03
-    min_tokens: int = 12
-    first_pause: int = 24
-    max_pause: int = 256
-    probe_rounds: int = 2
-    retry_tokens: int = 16
-    stretch: int = 4
-    sure_above: float = 1.1
-    run_ahead: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,62 +92,6 @@ class RoundPlan:
     plain_otherwise: bool = False
 
 
-class SpeedGate:
-    """Off when speculating rounds measure slower than plain decoding; on again by probes at growing intervals.
-
-    Positions are counts of generated tokens, times are seconds; both come from the caller.
-    """
-
-    def __init__(self, config: PolicyConfig) -> None:
-        self._config = config
-        self._tokens = self._plain_equivalent = 0.0
-        self._evidence = 0
-        self._pause = config.first_pause
-        self._resume_at = 0
-        self._probe_rounds_left = 0
-        self.is_open = True
-
-    def pause_left(self, num_generated: int) -> int:
-        """Tokens to decode plainly before the next round may speculate; 0 while open or probing."""
-        return 0 if self.is_open else max(0, self._resume_at - num_generated)
-
-    def saw_round(self, num_tokens: int, round_s: float, plain_s: float, num_generated: int) -> None:
-        """One round that was free to speculate: what it committed and took, and what a plain token takes.
-
-        A round during a pause speculated on a sure thing; it says nothing about ordinary ones.
-        """
-        if self.pause_left(num_generated - num_tokens):
-            return
-        self._tokens = 0.95 * self._tokens + num_tokens
-        self._plain_equivalent = 0.95 * self._plain_equivalent + round_s / plain_s
-        self._evidence += num_tokens
-        if self.is_open:
-            if self._evidence >= self._config.min_tokens and self.speedup < self._config.off_below:
-                self._close(self._config.first_pause, num_generated)
-            return
-        self._probe_rounds_left -= 1
-        if self._probe_rounds_left <= 0:
-            self._judge_probe(num_generated)
-
-    @property
-    def speedup(self) -> float:
-        """Measured speed as a multiple of plain decoding."""
-        return self._tokens / self._plain_equivalent if self._plain_equivalent else 1.0
-
-    def _judge_probe(self, num_generated: int) -> None:
-        if self.speedup >= self._config.on_above:
-            self.is_open = True
-        else:
-            self._close(min(2 * self._pause, self._config.max_pause), num_generated)
-
-    def _close(self, pause: int, num_generated: int) -> None:
-        self.is_open = False
-        self._pause, self._resume_at = pause, num_generated + pause
-        self._probe_rounds_left = self._config.probe_rounds
-        self._tokens = self._plain_equivalent = 0.0
-        self._evidence = 0
-
-
 @dataclass(frozen=True, slots=True)
 class _Option:
     plan: RoundPlan
@@ -201,7 +112,7 @@ def plan_round(
         return RoundPlan(reason=unusable, plain_tokens=min(burst, view.tokens_left))
     offered = _options(view, config, acceptance, costs, unusable)
     if view.control.num_speculative_tokens is not None:
-        return _exactly(offered[-1].plan) if offered else RoundPlan(reason=unusable)
+        return offered[-1].plan if offered else RoundPlan(reason=unusable)
     options = [option for option in offered if not gate.is_open or not _under_floor(option, config)]
     best = max(options, key=lambda option: option.tokens_per_s, default=None)
     pause = gate.pause_left(view.num_generated)
@@ -223,13 +134,6 @@ def _why_plain(options: list[_Option], costs: CostModel) -> Reason:
     alone = costs.verify_alone_s(size) / costs.verify_alone_s(0)
     beside = costs.verify_s(size) / costs.verify_s(0)
     return "load" if best.tokens_per_s * costs.plain_s * beside / alone > 1.0 else "acceptance"
-
-
-def _exactly(plan: RoundPlan) -> RoundPlan:
-    """The plan with the same K in every round, whatever pays."""
-    size, run_ahead = plan.num_speculative_tokens, plan.run_ahead
-    run_ahead = run_ahead and replace(run_ahead, num_speculative_tokens=size)
-    return replace(plan, confidence_threshold=0.0, run_ahead=run_ahead, plain_otherwise=False)
 
 
 def switched_off(temperature: float, control: SpeculationControl, config: PolicyConfig) -> Reason:
@@ -260,75 +164,102 @@ def _options(
     limit = min(view.max_proposal_tokens, view.tokens_left - 1)
     for cap in (view.control.max_draft_tokens, view.control.num_speculative_tokens):
         limit = limit if cap is None else min(limit, cap)
+    is_fixed = view.control.num_speculative_tokens is not None
     options = []
     if view.match is not None:
-        options += _ngram_options(view.match, limit, acceptance, costs, unusable)
+        options += _ngram_options(view.match, limit, acceptance, costs, unusable, is_fixed=is_fixed)
     if view.draft == "ready" and not unusable:
-        runs_ahead = config.run_ahead and view.control.run_ahead
-        options += _draft_options(min(limit, view.draft_room), acceptance, costs, runs_ahead=runs_ahead)
+        run_ahead = config.run_ahead and view.control.run_ahead
+        rounds = _DraftRounds(min(limit, view.draft_room), acceptance, costs, is_fixed, run_ahead)
+        options += rounds.options()
     return options
 
 
 def _ngram_options(
-    match: NgramMatch, limit: int, acceptance: SessionAcceptance, costs: CostModel, unusable: Reason
+    match: NgramMatch,
+    limit: int,
+    acceptance: SessionAcceptance,
+    costs: CostModel,
+    unusable: Reason,
+    *,
+    is_fixed: bool,
 ) -> list[_Option]:
+    """As many of the match's tokens as pay best, or as were asked for."""
     estimate = acceptance.arm(ngram_arm(match))
     accepted = estimate.expected_lengths(min(limit, len(match.tokens)))
-    return [
-        _Option(
-            RoundPlan(NGRAM, size, reason=unusable),
-            (1.0 + accepted[size - 1]) / costs.round_s(size),
-            estimate.conditional(0),
-        )
-        for size in range(1, len(accepted) + 1)
-    ]
+    speeds = [(1.0 + tokens) / costs.round_s(size) for size, tokens in enumerate(accepted, start=1)]
+    if not speeds:
+        return []
+    best = len(speeds) - 1 if is_fixed else max(range(len(speeds)), key=speeds.__getitem__)
+    return [_Option(RoundPlan(NGRAM, best + 1, reason=unusable), speeds[best], estimate.conditional(0))]
 
 
-def _draft_options(limit: int, acceptance: SessionAcceptance, costs: CostModel, *, runs_ahead: bool) -> list[_Option]:
+class _DraftRounds:
     """What the draft model can do: propose now, or, while a plain round goes on, for what may come of that.
 
     Where it runs ahead, only those rounds wait for it that nothing was drafted for, so an option is worth what the
     rounds up to the next such one bring in all, by the time they take in all.
     """
-    estimate, drafted = acceptance.arm(DRAFT_MODEL), acceptance.arm(DRAFTED)
-    accepted, num_drafted = estimate.expected_lengths(limit), drafted.expected_lengths(limit)
-    first = estimate.conditional(0)
-    run_ahead = _run_ahead(accepted, first, costs) if runs_ahead else None
-    hits, hit_tokens, hit_s = 0.0, 0.0, 0.0
-    if run_ahead is not None:
-        hits, size = costs.hit_rate, run_ahead.num_speculative_tokens
-        hit_tokens, hit_s = 1.0 + accepted[size - 1], costs.early_round_s(size)
 
-    def speed(tokens: float, seconds: float) -> float:
+    def __init__(
+        self, limit: int, acceptance: SessionAcceptance, costs: CostModel, is_fixed: bool, run_ahead: bool
+    ) -> None:
+        estimate = acceptance.arm(DRAFT_MODEL)
+        self._costs, self._is_fixed = costs, is_fixed
+        self._accepted = estimate.expected_lengths(limit)
+        self._num_drafted = acceptance.arm(DRAFTED).expected_lengths(limit)
+        self._first = estimate.conditional(0)
+        self._run_ahead = self._ahead() if run_ahead and self._accepted else None
+        self._hits = costs.hit_rate if self._run_ahead is not None else 0.0
+
+    def options(self) -> list[_Option]:
+        """Proposing with the K that pays best, or was asked for, last; before it a plain round, if one can be run
+        ahead of.
+        """
+        waiting = [self._speed(1.0 + self._accepted[size - 1], self._waiting_s(size)) for size in self._sizes()]
+        if not waiting:
+            return []
+        best = len(waiting) - 1 if self._is_fixed else max(range(len(waiting)), key=waiting.__getitem__)
+        ahead, speed = self._run_ahead, waiting[best]
+        # A target that goes on by itself loses no time, and no place in the batch.
+        at_once = 0.0 if ahead is None or self._is_fixed else self._speed(1.0, self._costs.early_round_s(0))
+        threshold = 0.0 if self._is_fixed else _confidence_threshold(speed, self._costs.draft_token_s, self._first)
+        proposing = RoundPlan(
+            DRAFT_MODEL, best + 1, threshold, run_ahead=self._timed(best + 1), plain_otherwise=at_once > speed
+        )
+        options = [_Option(proposing, speed, self._first)]
+        if ahead is not None and not self._is_fixed:
+            plain = RoundPlan(run_ahead=self._timed(0), plain_otherwise=at_once > speed)
+            options.insert(0, _Option(plain, self._speed(1.0, self._costs.round_s(0)), self._first))
+        return options
+
+    def _sizes(self) -> range:
+        return range(1, len(self._accepted) + 1)
+
+    def _waiting_s(self, size: int) -> float:
+        return self._costs.drafted_round_s(size, self._num_drafted[size - 1])
+
+    def _speed(self, tokens: float, seconds: float) -> float:
+        """Tokens per second with a round of so many tokens and seconds wherever none was drafted ahead."""
+        ahead, hits = self._run_ahead, self._hits
+        if ahead is None:
+            return tokens / seconds
+        hit_tokens = 1.0 + self._accepted[ahead.num_speculative_tokens - 1]
+        hit_s = self._costs.early_round_s(ahead.num_speculative_tokens)
         return (hits * hit_tokens + (1.0 - hits) * tokens) / (hits * hit_s + (1.0 - hits) * seconds)
 
-    waiting = [
-        speed(1.0 + accepted[size - 1], costs.drafted_round_s(size, num_drafted[size - 1]))
-        for size in range(1, len(accepted) + 1)
-    ]
-    plain = speed(1.0, costs.round_s(0)) if run_ahead is not None else 0.0
-    # A target that goes on by itself loses no time, and no place in the batch.
-    plain_at_once = speed(1.0, costs.early_round_s(0)) if run_ahead is not None else 0.0
-    shared = RoundPlan(run_ahead=run_ahead, plain_otherwise=plain_at_once > max(waiting, default=0.0))
-    options = [_Option(shared, plain, first)] if run_ahead is not None else []
-    for size, tokens_per_s in enumerate(waiting, start=1):
-        threshold = _confidence_threshold(tokens_per_s, costs.draft_token_s, first)
-        proposing = replace(shared, drafter=DRAFT_MODEL, num_speculative_tokens=size, confidence_threshold=threshold)
-        options.append(_Option(proposing, tokens_per_s, first))
-    return options
+    def _ahead(self) -> RunAhead:
+        """How far to run ahead."""
+        speeds = [(1.0 + self._accepted[size - 1]) / self._costs.early_round_s(size) for size in self._sizes()]
+        size = len(speeds) if self._is_fixed else 1 + max(range(len(speeds)), key=speeds.__getitem__)
+        return RunAhead(size, 0.0, self._first)
 
-
-def _run_ahead(accepted: list[float], first_acceptance: float, costs: CostModel) -> RunAhead | None:
-    """How far to run ahead; None where there is room for no token.
-
-    Args:
-        accepted: how many tokens of a proposal are accepted on average, for each length from 1 on.
-    """
-    speeds = [(1.0 + tokens) / costs.early_round_s(size) for size, tokens in enumerate(accepted, start=1)]
-    if not speeds:
-        return None
-    size = 1 + max(range(len(speeds)), key=speeds.__getitem__)
-    return RunAhead(size, costs.ahead_s(size), first_acceptance)
+    def _timed(self, num_proposed: int) -> RunAhead | None:
+        """How far, and in what time, while so many tokens are verified."""
+        ahead = self._run_ahead
+        if ahead is None:
+            return None
+        return RunAhead(ahead.num_speculative_tokens, self._costs.ahead_s(num_proposed), ahead.acceptance)
 
 
 def _confidence_threshold(tokens_per_s: float, draft_token_s: float, first_acceptance: float) -> float:

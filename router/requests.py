@@ -4,6 +4,7 @@ that need neither tokenizer nor peers.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from opentelemetry.trace import Span
@@ -60,6 +61,8 @@ class GenerateRequest:
     Attributes:
         max_tokens: None takes the router's default, or what the window leaves.
         stop: strings that end the output.
+        workload: its class, one of those the router knows; "" if none in particular.
+        smooth_stream: deliver the tokens of a round one by one, evenly over the time of a round.
         resume_from: ids of all tokens that an earlier call for the same request has delivered; this one goes on
             behind them.
         deadline_s: seconds from arrival; 0: none.
@@ -76,6 +79,8 @@ class GenerateRequest:
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     speculation: SpeculationControl = field(default_factory=SpeculationControl)
+    workload: str = ""
+    smooth_stream: bool = False
     resume_from: tuple[int, ...] = ()
     request_id: str = ""
     deadline_s: float = 0.0
@@ -93,6 +98,7 @@ class SessionRequest:
         resumed: output that was delivered before; at most max_tokens ids.
         deadline_s: seconds from now after which the session ends; 0: never.
         span: of the request; None while it is not traced.
+        workload, smooth_stream: as in GenerateRequest.
     """
 
     prompt: tuple[int, ...]
@@ -102,15 +108,24 @@ class SessionRequest:
     resumed: tuple[int, ...] = ()
     deadline_s: float = 0.0
     span: Span | None = None
+    workload: str = ""
+    smooth_stream: bool = False
 
 
-def check_request(request: GenerateRequest, drafters: tuple[str, ...]) -> None:
-    """Raises InvalidArgument naming the first field that is wrong by itself."""
+def check_request(request: GenerateRequest, drafters: tuple[str, ...], workloads: Collection[str] = ()) -> None:
+    """Raises InvalidArgument naming the first field that is wrong by itself.
+
+    Args:
+        drafters: those a request may name.
+        workloads: the classes it may say to be of.
+    """
     request.sampling.validate()
     if request.max_tokens is not None and request.max_tokens < 1:
         raise InvalidArgument("sampling_params.max_tokens", request.max_tokens, "1 or more")
     _check_stops(request.stop)
     _check_speculation(request.speculation, drafters)
+    if request.workload and request.workload not in workloads:
+        raise InvalidArgument("speculation.workload", request.workload, ", ".join(workloads) or "none")
     check_input(request.input)
 
 

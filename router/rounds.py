@@ -20,6 +20,8 @@ class Round:
         began: when planning began; for the later tokens of a plain stretch, when the token before was committed.
         arm: the kind of proposal whose acceptance this round tells.
         is_early: the target had the proposal before the round began, and needs not be asked.
+        is_hit: whether it had the next one when this round was over; None where no draft ran ahead for it.
+        num_wasted: draft tokens that were drafted ahead and that this round has made useless.
     """
 
     plan: RoundPlan
@@ -29,6 +31,8 @@ class Round:
     draft_wait_s: float = 0.0
     dropped: str = ""
     is_early: bool = False
+    is_hit: bool | None = None
+    num_wasted: int = 0
     span: Span | None = None
 
     @property
@@ -47,6 +51,9 @@ def record_of(round_: Round, verdict: Verdict, round_s: float) -> RoundRecord:
         round_s=round_s,
         forward_s=verdict.forward_time_s,
         draft_wait_s=round_.draft_wait_s,
+        is_early=round_.is_early,
+        is_hit=round_.is_hit,
+        num_wasted=round_.num_wasted,
     )
 
 
@@ -61,5 +68,7 @@ def annotate(span: Span | None, record: RoundRecord) -> None:
             "outrider.dropped": record.dropped,
             "outrider.forward_ms": 1e3 * record.forward_s,
             "outrider.draft_wait_ms": 1e3 * record.draft_wait_s,
+            "outrider.early": record.is_early,
+            "outrider.num_wasted": record.num_wasted,
         }
     )

@@ -14,10 +14,11 @@ from opentelemetry.trace import Span
 from engine.errors import InvalidArgument, OutriderError, Unavailable
 from engine.info import EngineInfo
 from engine.sampling import StopParams
-from router.acceptance import DRAFT_MODEL
+from router.acceptance import DRAFT_MODEL, AcceptancePriors
 from router.admission import Admission
 from router.detokenizer import Detokenizer
 from router.events import Complete, Event, NoObserver, Observer, RequestRecord
+from router.pacing import paced
 from router.peers import PeerSet
 from router.requests import (
     FIELDS,
@@ -90,7 +91,8 @@ class Router:
     ) -> None:
         self._tokenizer, self._config, self._clock = tokenizer, config, clock
         self._observer = observer or NoObserver()
-        self._shared = Shared(peers, clock, config.sessions, observer=self._observer)
+        priors = AcceptancePriors(config.sessions.workloads)
+        self._shared = Shared(peers, clock, config.sessions, priors=priors, observer=self._observer)
         self._admission = Admission(config.max_concurrent, config.max_queued, clock)
 
     @property
@@ -116,7 +118,7 @@ class Router:
         span = start_span("outrider.request", request.traceparent, {"outrider.request_id": request.request_id})
         outcome, complete, num_delivered = "cancelled", None, 0
         try:
-            check_request(request, self._config.sessions.drafters)
+            check_request(request, self._config.sessions.drafters, self._config.sessions.workloads)
             async with self._admission.place(request.deadline_s):
                 stopwatch.admitted()
                 async with aclosing(await self._start(request, stopwatch, span)) as events:
@@ -183,8 +185,11 @@ class Router:
             request.resume_from,
             self._time_left(request, stopwatch),
             span,
+            request.workload,
+            request.smooth_stream,
         )
-        return Session(checked, output, stopwatch, self._shared).events()
+        events = Session(checked, output, stopwatch, self._shared).events()
+        return paced(events, self._clock) if request.smooth_stream else events
 
     async def _resumed_output(self, request: GenerateRequest, stops: StopParams, info: EngineInfo) -> Output:
         """The request's output as it was behind the tokens it resumes from. Raises InvalidArgument naming the field."""

@@ -90,9 +90,17 @@ class Session:
         self._speculator.saw_tokens(verdict.tokens)
         if round_ is not None:
             self._stopwatch.spent_in_router(self._speculator.learn(round_, verdict))
-        piece = self._output.take(verdict.tokens, verdict.finish_reason)
-        self._stopwatch.delivered(len(piece.token_ids))
-        return Delta(piece.text, piece.token_ids) if piece.text or piece.token_ids else None
+        delta = self._new_output(verdict)
+        self._stopwatch.delivered(len(delta.token_ids))
+        return delta if delta.text or delta.token_ids else None
+
+    def _new_output(self, verdict: Verdict) -> Delta:
+        if not self._request.smooth_stream:
+            piece = self._output.take(verdict.tokens, verdict.finish_reason)
+            return Delta(piece.text, piece.token_ids)
+        pieces = self._output.take_singly(verdict.tokens, verdict.finish_reason)
+        deltas = tuple(Delta(each.text, each.token_ids) for each in pieces)
+        return Delta("".join(each.text for each in deltas), sum((each.token_ids for each in deltas), ()), deltas)
 
     @property
     def _tokens_left(self) -> int:

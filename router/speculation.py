@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from opentelemetry.trace import Span
@@ -23,18 +23,11 @@ from router.draft_link import DraftLink, DraftLinkConfig
 from router.events import NoObserver, Observer
 from router.ngram import NgramConfig, NgramDrafter, NgramMatch
 from router.peers import PeerSet
-from router.policy import (
-    DRAFTERS,
-    PolicyConfig,
-    RoundPlan,
-    RoundView,
-    SpeedGate,
-    plan_round,
-    switched_off,
-)
+from router.policy import DRAFTERS, RoundPlan, RoundView, plan_round, switched_off
 from router.requests import SessionRequest
 from router.rounds import Round, annotate, record_of
 from router.running_ahead import RunningAhead
+from router.speed_gate import PolicyConfig, SpeedGate
 from router.target_link import TargetLinkConfig
 from rpc.tracing import start_span, traceparent_of
 
@@ -49,10 +42,12 @@ class SessionConfig:
     Attributes:
         drafters: drafters that may be used at all; none switches speculation off for every request.
         max_draft_tokens: most draft tokens of one round, whatever the target would verify.
+        workloads: for each class of request that one may name, what acceptance to expect (see AcceptancePriors).
     """
 
     drafters: tuple[str, ...] = DRAFTERS
     max_draft_tokens: int = 64
+    workloads: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     ngram: NgramConfig = field(default_factory=NgramConfig)
     draft_link: DraftLinkConfig = field(default_factory=DraftLinkConfig)
@@ -88,7 +83,7 @@ class Speculator:
             control = replace(control, enabled=False)  # nothing to speculate with: decode without round trips
         self._sampling, self._control, self._shared, self._span = request.sampling, control, shared, request.span
         self._off = switched_off(request.sampling.temperature, control, shared.config.policy)
-        self._acceptance = SessionAcceptance(shared.priors)
+        self._acceptance = SessionAcceptance(shared.priors, request.workload)
         self._gate = SpeedGate(shared.config.policy)
         self._ngram = NgramDrafter(shared.config.ngram) if self._wants(NGRAM) else None
         self._draft: DraftLink | None = None
@@ -165,7 +160,7 @@ class Speculator:
         plan, now = round_.plan, self._shared.clock()
         round_s, round_.began = now - round_.began, now
         self.totals.count_round(len(verdict.tokens))
-        self.totals.switched_off_reason = plan.reason
+        self._note_switch(plan, verdict.base.length - self._num_prompt)
         if verdict.dropped:
             self.totals.count_dropped("refused")
         if verdict.num_proposed:
@@ -176,11 +171,7 @@ class Speculator:
             if round_.arm == DRAFT_MODEL and not round_.is_early:
                 self._acceptance.observe(DRAFTED, plan.num_speculative_tokens, verdict.num_proposed)
         self._learn_times(round_, verdict, round_s)
-        is_hit = self._ahead.end(verdict, verdict.base.extend(verdict.tokens))
-        self.totals.wasted_draft_tokens = self._ahead.num_wasted
-        if is_hit is not None and verdict.finish_reason is None:
-            self.totals.count_ahead(is_hit)
-            self._shared.costs.saw_ahead(is_hit)
+        self._learn_ahead(round_, verdict)
         record = record_of(round_, verdict, round_s)
         self._shared.observer.round_finished(record)
         annotate(round_.span, record)
@@ -193,10 +184,12 @@ class Speculator:
             await self._draft.close()
 
     async def _ask_draft(self, round_: Round, tokens: Sequence[int]) -> None:
-        """A draft has as long as a verification takes, and what it should take itself; then the round goes on without."""
+        """A draft has as long as a verification takes, and what it should take itself; then the round goes on."""
         assert self._draft is not None
         costs, size = self._shared.costs, round_.plan.num_speculative_tokens
-        patience_s = max(_MIN_PATIENCE_S, costs.verify_s(size)) + min(size * costs.draft_token_s, _MOST_DRAFTING_S)
+        patience_s = max(_MIN_PATIENCE_S, costs.next_forward_s(size)) + min(
+            size * costs.draft_token_s, _MOST_DRAFTING_S
+        )
         base = round_.proposal.base
         answer = await self._draft.propose(base, tokens, round_.plan, patience_s, traceparent_of(round_.span))
         round_.draft_wait_s, round_.dropped, round_.arm = answer.wait_s, answer.dropped, DRAFT_MODEL
@@ -205,6 +198,28 @@ class Speculator:
             plan = round_.plan
             self._ahead.begin(answer.proposal, plan.run_ahead, plain_otherwise=plan.plain_otherwise)
             costs.saw_draft(len(answer.proposal.tokens), answer.proposal.draft_time_s, answer.wait_s)
+
+    def _learn_ahead(self, round_: Round, verdict: Verdict) -> None:
+        is_hit = self._ahead.end(verdict, verdict.base.extend(verdict.tokens))
+        round_.num_wasted = self._ahead.num_wasted - self.totals.wasted_draft_tokens
+        self.totals.wasted_draft_tokens = self._ahead.num_wasted
+        if is_hit is not None and verdict.finish_reason is None:
+            round_.is_hit = is_hit
+            self.totals.count_ahead(is_hit)
+            self._shared.costs.saw_ahead(is_hit)
+
+    def _note_switch(self, plan: RoundPlan, num_generated: int) -> None:
+        """Tells the trace when speculation goes off, on, or stays off for another reason."""
+        before, self.totals.switched_off_reason = self.totals.switched_off_reason, plan.reason
+        if plan.reason != before and self._span is not None:
+            found: dict[str, str | int] = {
+                "outrider.reason": plan.reason,
+                "outrider.reason_before": before,
+                "outrider.num_generated": num_generated,
+                "outrider.drafter": plan.drafter,
+                "outrider.num_speculative_tokens": plan.num_speculative_tokens,
+            }
+            self._span.add_event("outrider.speculation", found)
 
     def _learn_times(self, round_: Round, verdict: Verdict, round_s: float) -> None:
         costs = self._shared.costs

@@ -152,3 +152,13 @@ class Output:
         self.finish_reason = "stop" if piece.matched_stop is not None else finish_reason
         self.num_tokens += len(piece.token_ids)
         return piece
+
+    def take_singly(self, token_ids: Sequence[int], finish_reason: FinishReason | None) -> list[Piece]:
+        """What a block adds, token by token."""
+        pieces = []
+        for end in range(1, max(len(token_ids), 1) + 1):
+            is_last = end >= len(token_ids)
+            pieces.append(self.take(token_ids[end - 1 : end], finish_reason if is_last else None))
+            if self.finish_reason is not None:
+                break
+        return pieces

@@ -72,6 +72,8 @@ def generate_request(
         include_stop_str_in_output=params.include_stop_str_in_output,
         skip_special_tokens=params.skip_special_tokens if params.HasField("skip_special_tokens") else True,
         speculation=_speculation(message.speculation),
+        workload=message.speculation.workload,
+        smooth_stream=message.smooth_stream,
         resume_from=tuple(message.resume_from),
         request_id=message.request_id,
         deadline_s=deadline_s,

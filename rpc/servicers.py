@@ -12,7 +12,7 @@ import grpc.aio
 from engine.errors import DeadlineExceeded, InvalidArgument
 from engine.loop import Command, DraftLoop, TargetLoop
 from engine.ports import DraftEngine, DraftOutput, TargetEngine, TargetOutput
-from engine.proposal import EarlyProposals, State
+from engine.proposal import EarlyProposals, State, Verdict
 from rpc import codecs, tracing
 from rpc.outbox import MAX_WAITING_BYTES
 from rpc.pb import drafting_pb2, drafting_pb2_grpc, session_pb2, verification_pb2, verification_pb2_grpc
@@ -83,19 +83,7 @@ class _VerificationStream(RouterStream[TargetEngine, TargetOutput, verification_
     def encode_output(self, session: _Verified, output: TargetOutput) -> verification_pb2.VerificationReply:
         first, verdict = session.num_outputs == 0, output.verdict
         if tracing.enabled():
-            session.spans.end(
-                _FIRST_ROUND if first else verdict.base,
-                {
-                    "outrider.num_proposed": verdict.num_proposed,
-                    "outrider.num_accepted": verdict.num_accepted,
-                    "outrider.rows": verdict.rows,
-                    "outrider.forward_ms": verdict.forward_time_s * 1e3,
-                    "outrider.queue_ms": verdict.queue_time_s * 1e3,
-                },
-            )
-            session.spans.supersede(verdict.base.length)
-            if verdict.finish_reason is not None:
-                session.spans.end(_PLAIN_RUN, {})
+            _trace_verdict(session, _FIRST_ROUND if first else verdict.base, verdict)
         cached_tokens = output.cached_tokens if first else 0
         return self.reply(verdict=codecs.encode_verdict(session.number, verdict, cached_tokens))
 
@@ -116,6 +104,7 @@ class _VerificationStream(RouterStream[TargetEngine, TargetOutput, verification_
         prompt, committed = tuple(request.prompt_token_ids), tuple(request.committed_token_ids)
         sampling, stops = codecs.decode_sampling(request.sampling), codecs.decode_stops(request.stops)
         self._arm_deadline(session, request.deadline_s)
+        _note_request(session, request.traceparent)
         _begin_span(session, _FIRST_ROUND, "outrider.verify", request.traceparent, "")
         return lambda engine, number: engine.open(number, prompt, committed, sampling, stops)
 
@@ -131,9 +120,9 @@ class _VerificationStream(RouterStream[TargetEngine, TargetOutput, verification_
 
     def _decode_command(self, session: _Verified, request: verification_pb2.Decode) -> Command[TargetEngine]:
         max_tokens = request.max_tokens
-        session.spans.end(_PLAIN_RUN, {})
+        session.spans.stop(_PLAIN_RUN)
         if max_tokens:
-            _begin_span(session, _PLAIN_RUN, "outrider.decode", request.traceparent, "")
+            _begin_span(session, _PLAIN_RUN, "outrider.decode", request.traceparent, "", num_outputs=max_tokens)
         return lambda engine, number: engine.decode(number, max_tokens)
 
     def _arm_deadline(self, session: _Verified, deadline_s: float) -> None:
@@ -155,6 +144,8 @@ class _DraftingStream(RouterStream[DraftEngine, DraftOutput, drafting_pb2.DraftR
 
     def encode_output(self, session: _Drafted, output: DraftOutput) -> drafting_pb2.DraftReply:
         if isinstance(output, EarlyProposals):
+            if tracing.enabled():
+                _trace_early(session, output)
             return self.reply(early=codecs.encode_early(session.number, output))
         if tracing.enabled():
             session.spans.end(
@@ -170,10 +161,11 @@ class _DraftingStream(RouterStream[DraftEngine, DraftOutput, drafting_pb2.DraftR
         return self.reply(proposal=drafting_pb2.SessionProposal(session=session.number, proposal=message))
 
     def command_of(self, session: _Drafted, kind: str, request: Any) -> Command[DraftEngine]:
-        return self._open_command(request) if kind == "open" else self._advance_command(session, request)
+        return self._open_command(session, request) if kind == "open" else self._advance_command(session, request)
 
-    def _open_command(self, request: drafting_pb2.OpenDraft) -> Command[DraftEngine]:
+    def _open_command(self, session: _Drafted, request: drafting_pb2.OpenDraft) -> Command[DraftEngine]:
         codecs.require(request, "sampling", "sampling")
+        _note_request(session, request.traceparent)
         prompt, sampling = tuple(request.prompt_token_ids), codecs.decode_sampling(request.sampling)
         return lambda engine, number: engine.open(number, prompt, sampling)
 
@@ -182,13 +174,50 @@ class _DraftingStream(RouterStream[DraftEngine, DraftOutput, drafting_pb2.DraftR
         base, tail = codecs.decode_state(request.base), tuple(request.tail)
         num_tokens, threshold = request.num_speculative_tokens, request.confidence_threshold
         run_ahead = codecs.decode_run_ahead(request)
-        _begin_span(session, base, "outrider.draft", request.traceparent, "")
+        if num_tokens:
+            _begin_span(session, base, "outrider.draft", request.traceparent, "")
         return lambda engine, number: engine.advance(number, base, tail, num_tokens, threshold, run_ahead)
 
 
-def _begin_span(session: ServedSession[Any, Any], base: State, name: str, traceparent: str, drafter: str) -> None:
+def _note_request(session: ServedSession[Any, Any], traceparent: str) -> None:
+    if tracing.enabled():
+        session.spans.traceparent = traceparent
+
+
+def _begin_span(
+    session: ServedSession[Any, Any], base: State, name: str, traceparent: str, drafter: str, num_outputs: int = 1
+) -> None:
     if tracing.enabled():
         attributes: dict[str, str | int | float] = {"outrider.session": session.number}
         if drafter:
             attributes["outrider.drafter"] = drafter
-        session.spans.begin(base, name, traceparent, attributes)
+        session.spans.begin(base, name, traceparent, attributes, num_outputs=num_outputs)
+
+
+def _trace_verdict(session: _Verified, base: State, verdict: Verdict) -> None:
+    """Ends the span of the round or plain run; a round that the target began by itself gets one now."""
+    spans = session.spans
+    attributes: dict[str, str | int | float] = {
+        "outrider.num_proposed": verdict.num_proposed,
+        "outrider.num_accepted": verdict.num_accepted,
+        "outrider.rows": verdict.rows,
+        "outrider.forward_ms": verdict.forward_time_s * 1e3,
+        "outrider.queue_ms": verdict.queue_time_s * 1e3,
+    }
+    if not spans.end(base, attributes) and not spans.end(_PLAIN_RUN, {}):
+        seconds = verdict.queue_time_s + verdict.forward_time_s
+        unasked: dict[str, str | int | float] = {"outrider.session": session.number, "outrider.early": True}
+        spans.record("outrider.verify", seconds, attributes | unasked)
+    spans.supersede(verdict.base.length)
+    if verdict.finish_reason is not None:
+        spans.stop(_PLAIN_RUN)
+
+
+def _trace_early(session: _Drafted, early: EarlyProposals) -> None:
+    attributes: dict[str, str | int | float] = {
+        "outrider.session": session.number,
+        "outrider.drafter": early.drafter,
+        "outrider.num_branches": len(early.branches),
+        "outrider.num_tokens": early.num_tokens,
+    }
+    session.spans.record("outrider.draft_ahead", early.draft_time_s, attributes)

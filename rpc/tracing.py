@@ -8,6 +8,7 @@ names, never prompt or output text.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -78,11 +79,16 @@ def tracer() -> Tracer:
     return _state.tracer
 
 
-def start_span(name: str, traceparent: str, attributes: Attributes) -> Span | None:
-    """A span whose parent is `traceparent` (a new trace if that is empty or malformed); None while tracing is off."""
+def start_span(name: str, traceparent: str, attributes: Attributes, *, start_ns: int | None = None) -> Span | None:
+    """A span whose parent is `traceparent` (a new trace if that is empty or malformed); None while tracing is off.
+
+    Args:
+        start_ns: when it began, in nanoseconds since the epoch; None: now.
+    """
     if _state.provider is None:
         return None
-    return _state.tracer.start_span(name, context=parse_traceparent(traceparent), attributes=dict(attributes))
+    parent = parse_traceparent(traceparent)
+    return _state.tracer.start_span(name, context=parent, attributes=dict(attributes), start_time=start_ns)
 
 
 def traceparent_of(span: Span | None) -> str:
@@ -99,22 +105,51 @@ def parse_traceparent(traceparent: str) -> Context:
     return _propagator.extract({"traceparent": traceparent} if traceparent else {}, Context())
 
 
+@dataclass(slots=True)
+class _Open:
+    span: Span
+    outputs_left: int
+
+
 class RoundSpans:
-    """The spans of one session's work under way, found again by the state each was asked for."""
+    """The spans of one session's work, found again by the state each was asked for.
+
+    Callers check `enabled()` before they begin or record one, so that off costs nothing.
+
+    Attributes:
+        traceparent: of the request; what the session does unasked belongs to that.
+    """
 
     def __init__(self) -> None:
-        self._open: dict[State, Span] = {}
+        self._open: dict[State, _Open] = {}
+        self.traceparent = ""
 
-    def begin(self, base: State, name: str, traceparent: str, attributes: Attributes) -> None:
-        """Starts a span for work on `base`. Callers check `enabled()` first, so that off costs nothing."""
+    def begin(self, base: State, name: str, traceparent: str, attributes: Attributes, *, num_outputs: int = 1) -> None:
+        """Starts a span for work on `base` that is over with its `num_outputs`-th output."""
         if (span := start_span(name, traceparent, attributes)) is not None:
-            self._open[base] = span
+            self._open[base] = _Open(span, num_outputs)
 
-    def end(self, base: State, attributes: Attributes) -> None:
-        """Ends the span for `base`, if there is one."""
-        if (span := self._open.pop(base, None)) is not None:
-            span.set_attributes(dict(attributes))
-            span.end()
+    def end(self, base: State, attributes: Attributes) -> bool:
+        """An output of the work on `base`: ends its span if it was the last. Whether there is such a span."""
+        if (work := self._open.get(base)) is None:
+            return False
+        work.outputs_left -= 1
+        if work.outputs_left == 0:
+            work.span.set_attributes(dict(attributes))
+            self.stop(base)
+        return True
+
+    def stop(self, base: State) -> None:
+        """Ends the span for `base`, if there is one, whatever is still to come of it."""
+        if (work := self._open.pop(base, None)) is not None:
+            work.span.end()
+
+    def record(self, name: str, seconds: float, attributes: Attributes) -> None:
+        """A span of work that nobody asked for in particular, which took so long and is over now."""
+        now_ns = time.time_ns()
+        span = start_span(name, self.traceparent, attributes, start_ns=now_ns - round(seconds * 1e9))
+        if span is not None:
+            span.end(now_ns)
 
     def supersede(self, length: int) -> None:
         """Ends the spans of states that can no longer come true, now that the sequence is longer than `length`."""
@@ -126,9 +161,8 @@ class RoundSpans:
             self._supersede(state)
 
     def _supersede(self, base: State) -> None:
-        span = self._open.pop(base)
-        span.set_attribute("outrider.superseded", True)
-        span.end()
+        self._open[base].span.set_attribute("outrider.superseded", True)
+        self.stop(base)
 
 
 def _asked_for() -> bool:

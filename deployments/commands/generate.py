@@ -27,6 +27,8 @@ def generate(
     speculation: Annotated[Speculating, typer.Option(help="Speculate, or decode plainly.")] = Speculating.AUTO,
     drafter: Annotated[str, typer.Option(help="auto, draft_model or ngram.")] = "",
     max_draft_tokens: Annotated[int | None, typer.Option(min=0, help="Most draft tokens a round (K).")] = None,
+    workload: Annotated[str, typer.Option(help="Class of the request: code, sql, tool_call, reasoning, chat, …")] = "",
+    smooth_stream: Annotated[bool, typer.Option(help="Deliver tokens one by one, at an even pace.")] = False,
     temperature: Annotated[float | None, typer.Option(help="0 is greedy, the default.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Nucleus sampling, in (0, 1].")] = None,
     top_k: Annotated[int, typer.Option(min=0, help="Keep the k likeliest tokens; 0 keeps all.")] = 0,
@@ -56,6 +58,8 @@ def generate(
         speculation=speculation.value,
         drafter=drafter,
         max_draft_tokens=max_draft_tokens,
+        workload=workload,
+        smooth_stream=smooth_stream,
         sampling={name: value for name, value in chosen.items() if value is not None},
     )
     with Client(address or default_address()) as client:

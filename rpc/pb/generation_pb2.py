@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17rpc/pb/generation.proto\x12\x0boutrider.v1\"\x97\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x06prompt\x18\x02 \x01(\tH\x00\x12)\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x19.outrider.v1.ChatMessagesH\x00\x12\x30\n\ttokenized\x18\x04 \x01(\x0b\x32\x1b.outrider.v1.TokenizedInputH\x00\x12\x34\n\x0fsampling_params\x18\x05 \x01(\x0b\x32\x1b.outrider.v1.SamplingParams\x12-\n\x0bspeculation\x18\x06 \x01(\x0b\x32\x18.outrider.v1.Speculation\x12\x13\n\x0bresume_from\x18\x07 \x03(\rB\x07\n\x05input\":\n\x0c\x43hatMessages\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.outrider.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"#\n\x0eTokenizedInput\x12\x11\n\tinput_ids\x18\x01 \x03(\r\"\xf5\x02\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x02\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x03H\x03\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x06 \x01(\rH\x04\x88\x01\x01\x12\x12\n\nmin_tokens\x18\x07 \x01(\r\x12\x0c\n\x04stop\x18\x08 \x03(\t\x12\x16\n\x0estop_token_ids\x18\t \x03(\r\x12\x12\n\nignore_eos\x18\n \x01(\x08\x12\"\n\x1ainclude_stop_str_in_output\x18\x0b \x01(\x08\x12 \n\x13skip_special_tokens\x18\x0c \x01(\x08H\x05\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_min_pB\x07\n\x05_seedB\r\n\x0b_max_tokensB\x16\n\x14_skip_special_tokens\"\xa0\x02\n\x0bSpeculation\x12+\n\x04mode\x18\x01 \x01(\x0e\x32\x1d.outrider.v1.Speculation.Mode\x12\x1d\n\x10max_draft_tokens\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x0f\n\x07\x64rafter\x18\x03 \x01(\t\x12#\n\x16num_speculative_tokens\x18\x04 \x01(\rH\x01\x88\x01\x01\x12\x16\n\trun_ahead\x18\x05 \x01(\x08H\x02\x88\x01\x01\"9\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\r\n\tMODE_AUTO\x10\x01\x12\x0c\n\x08MODE_OFF\x10\x02\x42\x13\n\x11_max_draft_tokensB\x19\n\x17_num_speculative_tokensB\x0c\n\n_run_ahead\"\x82\x01\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12#\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x12.outrider.v1.DeltaH\x00\x12)\n\x08\x63omplete\x18\x03 \x01(\x0b\x32\x15.outrider.v1.CompleteH\x00\x42\n\n\x08response\"(\n\x05\x44\x65lta\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\"\xdc\x01\n\x08\x43omplete\x12\x15\n\rfinish_reason\x18\x01 \x01(\t\x12\x19\n\x0cmatched_stop\x18\x02 \x01(\tH\x00\x88\x01\x01\x12!\n\x05usage\x18\x03 \x01(\x0b\x32\x12.outrider.v1.Usage\x12\x32\n\x0bspeculation\x18\x04 \x01(\x0b\x32\x1d.outrider.v1.SpeculationStats\x12#\n\x06timing\x18\x05 \x01(\x0b\x32\x13.outrider.v1.Timing\x12\x11\n\tfailovers\x18\x06 \x01(\rB\x0f\n\r_matched_stop\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"\x8e\x04\n\x10SpeculationStats\x12\x0e\n\x06rounds\x18\x01 \x01(\r\x12\x14\n\x0c\x64raft_tokens\x18\x02 \x01(\r\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x03 \x01(\r\x12\x1c\n\x14\x64rafted_per_position\x18\x04 \x03(\r\x12\x1d\n\x15\x61\x63\x63\x65pted_per_position\x18\x05 \x03(\r\x12\x17\n\x0f\x61\x63\x63\x65ptance_rate\x18\x06 \x01(\x01\x12\x1e\n\x16mean_acceptance_length\x18\x07 \x01(\x01\x12\x1b\n\x13switched_off_reason\x18\x08 \x01(\t\x12=\n\x08\x64rafters\x18\t \x03(\x0b\x32+.outrider.v1.SpeculationStats.DraftersEntry\x12\x19\n\x11\x64ropped_proposals\x18\n \x01(\r\x12#\n\x1bmean_num_speculative_tokens\x18\x0b \x01(\x01\x12\x14\n\x0crounds_ahead\x18\x0c \x01(\r\x12\x12\n\nearly_hits\x18\r \x01(\r\x12\x16\n\x0e\x65\x61rly_hit_rate\x18\x0e \x01(\x01\x12\x1b\n\x13wasted_draft_tokens\x18\x0f \x01(\r\x1aJ\n\rDraftersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12(\n\x05value\x18\x02 \x01(\x0b\x32\x19.outrider.v1.DrafterStats:\x02\x38\x01\"M\n\x0c\x44rafterStats\x12\x0e\n\x06rounds\x18\x01 \x01(\r\x12\x14\n\x0c\x64raft_tokens\x18\x02 \x01(\r\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x03 \x01(\r\"\x87\x01\n\x06Timing\x12\x0f\n\x07ttft_ms\x18\x01 \x01(\x01\x12\x1b\n\x13\x64\x65\x63ode_tokens_per_s\x18\x02 \x01(\x01\x12\x12\n\nitl_ms_p50\x18\x03 \x01(\x01\x12\x12\n\nitl_ms_p95\x18\x04 \x01(\x01\x12\x10\n\x08queue_ms\x18\x05 \x01(\x01\x12\x15\n\rrouter_ms_p50\x18\x06 \x01(\x01\"\x15\n\x13GetModelInfoRequest\"\xc6\x01\n\x14GetModelInfoResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x13\n\x0b\x64raft_model\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x1a\n\x12max_context_length\x18\x04 \x01(\r\x12 \n\x18\x64raft_max_context_length\x18\x05 \x01(\r\x12\x15\n\reos_token_ids\x18\x06 \x03(\r\x12\x10\n\x08\x64rafters\x18\x07 \x03(\t\x12\x0f\n\x07version\x18\x08 \x01(\t\"\x8d\x01\n\x0fTokenizeRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12)\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x19.outrider.v1.ChatMessagesH\x00\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x03 \x01(\x08H\x01\x88\x01\x01\x42\x07\n\x05inputB\x15\n\x13_add_special_tokens\"5\n\x10TokenizeResponse\x12\x11\n\tinput_ids\x18\x01 \x03(\r\x12\x0e\n\x06tokens\x18\x02 \x03(\t2\xf5\x01\n\nGeneration\x12I\n\x08Generate\x12\x1c.outrider.v1.GenerateRequest\x1a\x1d.outrider.v1.GenerateResponse0\x01\x12S\n\x0cGetModelInfo\x12 .outrider.v1.GetModelInfoRequest\x1a!.outrider.v1.GetModelInfoResponse\x12G\n\x08Tokenize\x12\x1c.outrider.v1.TokenizeRequest\x1a\x1d.outrider.v1.TokenizeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17rpc/pb/generation.proto\x12\x0boutrider.v1\"\xae\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x06prompt\x18\x02 \x01(\tH\x00\x12)\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x19.outrider.v1.ChatMessagesH\x00\x12\x30\n\ttokenized\x18\x04 \x01(\x0b\x32\x1b.outrider.v1.TokenizedInputH\x00\x12\x34\n\x0fsampling_params\x18\x05 \x01(\x0b\x32\x1b.outrider.v1.SamplingParams\x12-\n\x0bspeculation\x18\x06 \x01(\x0b\x32\x18.outrider.v1.Speculation\x12\x13\n\x0bresume_from\x18\x07 \x03(\r\x12\x15\n\rsmooth_stream\x18\x08 \x01(\x08\x42\x07\n\x05input\":\n\x0c\x43hatMessages\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.outrider.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"#\n\x0eTokenizedInput\x12\x11\n\tinput_ids\x18\x01 \x03(\r\"\xf5\x02\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x02\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x03H\x03\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x06 \x01(\rH\x04\x88\x01\x01\x12\x12\n\nmin_tokens\x18\x07 \x01(\r\x12\x0c\n\x04stop\x18\x08 \x03(\t\x12\x16\n\x0estop_token_ids\x18\t \x03(\r\x12\x12\n\nignore_eos\x18\n \x01(\x08\x12\"\n\x1ainclude_stop_str_in_output\x18\x0b \x01(\x08\x12 \n\x13skip_special_tokens\x18\x0c \x01(\x08H\x05\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_min_pB\x07\n\x05_seedB\r\n\x0b_max_tokensB\x16\n\x14_skip_special_tokens\"\xb2\x02\n\x0bSpeculation\x12+\n\x04mode\x18\x01 \x01(\x0e\x32\x1d.outrider.v1.Speculation.Mode\x12\x1d\n\x10max_draft_tokens\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x0f\n\x07\x64rafter\x18\x03 \x01(\t\x12#\n\x16num_speculative_tokens\x18\x04 \x01(\rH\x01\x88\x01\x01\x12\x16\n\trun_ahead\x18\x05 \x01(\x08H\x02\x88\x01\x01\x12\x10\n\x08workload\x18\x06 \x01(\t\"9\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\r\n\tMODE_AUTO\x10\x01\x12\x0c\n\x08MODE_OFF\x10\x02\x42\x13\n\x11_max_draft_tokensB\x19\n\x17_num_speculative_tokensB\x0c\n\n_run_ahead\"\x82\x01\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12#\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x12.outrider.v1.DeltaH\x00\x12)\n\x08\x63omplete\x18\x03 \x01(\x0b\x32\x15.outrider.v1.CompleteH\x00\x42\n\n\x08response\"(\n\x05\x44\x65lta\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\"\xdc\x01\n\x08\x43omplete\x12\x15\n\rfinish_reason\x18\x01 \x01(\t\x12\x19\n\x0cmatched_stop\x18\x02 \x01(\tH\x00\x88\x01\x01\x12!\n\x05usage\x18\x03 \x01(\x0b\x32\x12.outrider.v1.Usage\x12\x32\n\x0bspeculation\x18\x04 \x01(\x0b\x32\x1d.outrider.v1.SpeculationStats\x12#\n\x06timing\x18\x05 \x01(\x0b\x32\x13.outrider.v1.Timing\x12\x11\n\tfailovers\x18\x06 \x01(\rB\x0f\n\r_matched_stop\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"\x8e\x04\n\x10SpeculationStats\x12\x0e\n\x06rounds\x18\x01 \x01(\r\x12\x14\n\x0c\x64raft_tokens\x18\x02 \x01(\r\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x03 \x01(\r\x12\x1c\n\x14\x64rafted_per_position\x18\x04 \x03(\r\x12\x1d\n\x15\x61\x63\x63\x65pted_per_position\x18\x05 \x03(\r\x12\x17\n\x0f\x61\x63\x63\x65ptance_rate\x18\x06 \x01(\x01\x12\x1e\n\x16mean_acceptance_length\x18\x07 \x01(\x01\x12\x1b\n\x13switched_off_reason\x18\x08 \x01(\t\x12=\n\x08\x64rafters\x18\t \x03(\x0b\x32+.outrider.v1.SpeculationStats.DraftersEntry\x12\x19\n\x11\x64ropped_proposals\x18\n \x01(\r\x12#\n\x1bmean_num_speculative_tokens\x18\x0b \x01(\x01\x12\x14\n\x0crounds_ahead\x18\x0c \x01(\r\x12\x12\n\nearly_hits\x18\r \x01(\r\x12\x16\n\x0e\x65\x61rly_hit_rate\x18\x0e \x01(\x01\x12\x1b\n\x13wasted_draft_tokens\x18\x0f \x01(\r\x1aJ\n\rDraftersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12(\n\x05value\x18\x02 \x01(\x0b\x32\x19.outrider.v1.DrafterStats:\x02\x38\x01\"M\n\x0c\x44rafterStats\x12\x0e\n\x06rounds\x18\x01 \x01(\r\x12\x14\n\x0c\x64raft_tokens\x18\x02 \x01(\r\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x03 \x01(\r\"\x87\x01\n\x06Timing\x12\x0f\n\x07ttft_ms\x18\x01 \x01(\x01\x12\x1b\n\x13\x64\x65\x63ode_tokens_per_s\x18\x02 \x01(\x01\x12\x12\n\nitl_ms_p50\x18\x03 \x01(\x01\x12\x12\n\nitl_ms_p95\x18\x04 \x01(\x01\x12\x10\n\x08queue_ms\x18\x05 \x01(\x01\x12\x15\n\rrouter_ms_p50\x18\x06 \x01(\x01\"\x15\n\x13GetModelInfoRequest\"\xc6\x01\n\x14GetModelInfoResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x13\n\x0b\x64raft_model\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x1a\n\x12max_context_length\x18\x04 \x01(\r\x12 \n\x18\x64raft_max_context_length\x18\x05 \x01(\r\x12\x15\n\reos_token_ids\x18\x06 \x03(\r\x12\x10\n\x08\x64rafters\x18\x07 \x03(\t\x12\x0f\n\x07version\x18\x08 \x01(\t\"\x8d\x01\n\x0fTokenizeRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12)\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x19.outrider.v1.ChatMessagesH\x00\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x03 \x01(\x08H\x01\x88\x01\x01\x42\x07\n\x05inputB\x15\n\x13_add_special_tokens\"5\n\x10TokenizeResponse\x12\x11\n\tinput_ids\x18\x01 \x03(\r\x12\x0e\n\x06tokens\x18\x02 \x03(\t2\xf5\x01\n\nGeneration\x12I\n\x08Generate\x12\x1c.outrider.v1.GenerateRequest\x1a\x1d.outrider.v1.GenerateResponse0\x01\x12S\n\x0cGetModelInfo\x12 .outrider.v1.GetModelInfoRequest\x1a!.outrider.v1.GetModelInfoResponse\x12G\n\x08Tokenize\x12\x1c.outrider.v1.TokenizeRequest\x1a\x1d.outrider.v1.TokenizeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,43 +34,43 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SPECULATIONSTATS_DRAFTERSENTRY']._loaded_options = None
   _globals['_SPECULATIONSTATS_DRAFTERSENTRY']._serialized_options = b'8\001'
   _globals['_GENERATEREQUEST']._serialized_start=41
-  _globals['_GENERATEREQUEST']._serialized_end=320
-  _globals['_CHATMESSAGES']._serialized_start=322
-  _globals['_CHATMESSAGES']._serialized_end=380
-  _globals['_CHATMESSAGE']._serialized_start=382
-  _globals['_CHATMESSAGE']._serialized_end=426
-  _globals['_TOKENIZEDINPUT']._serialized_start=428
-  _globals['_TOKENIZEDINPUT']._serialized_end=463
-  _globals['_SAMPLINGPARAMS']._serialized_start=466
-  _globals['_SAMPLINGPARAMS']._serialized_end=839
-  _globals['_SPECULATION']._serialized_start=842
-  _globals['_SPECULATION']._serialized_end=1130
-  _globals['_SPECULATION_MODE']._serialized_start=1011
-  _globals['_SPECULATION_MODE']._serialized_end=1068
-  _globals['_GENERATERESPONSE']._serialized_start=1133
-  _globals['_GENERATERESPONSE']._serialized_end=1263
-  _globals['_DELTA']._serialized_start=1265
-  _globals['_DELTA']._serialized_end=1305
-  _globals['_COMPLETE']._serialized_start=1308
-  _globals['_COMPLETE']._serialized_end=1528
-  _globals['_USAGE']._serialized_start=1530
-  _globals['_USAGE']._serialized_end=1610
-  _globals['_SPECULATIONSTATS']._serialized_start=1613
-  _globals['_SPECULATIONSTATS']._serialized_end=2139
-  _globals['_SPECULATIONSTATS_DRAFTERSENTRY']._serialized_start=2065
-  _globals['_SPECULATIONSTATS_DRAFTERSENTRY']._serialized_end=2139
-  _globals['_DRAFTERSTATS']._serialized_start=2141
-  _globals['_DRAFTERSTATS']._serialized_end=2218
-  _globals['_TIMING']._serialized_start=2221
-  _globals['_TIMING']._serialized_end=2356
-  _globals['_GETMODELINFOREQUEST']._serialized_start=2358
-  _globals['_GETMODELINFOREQUEST']._serialized_end=2379
-  _globals['_GETMODELINFORESPONSE']._serialized_start=2382
-  _globals['_GETMODELINFORESPONSE']._serialized_end=2580
-  _globals['_TOKENIZEREQUEST']._serialized_start=2583
-  _globals['_TOKENIZEREQUEST']._serialized_end=2724
-  _globals['_TOKENIZERESPONSE']._serialized_start=2726
-  _globals['_TOKENIZERESPONSE']._serialized_end=2779
-  _globals['_GENERATION']._serialized_start=2782
-  _globals['_GENERATION']._serialized_end=3027
+  _globals['_GENERATEREQUEST']._serialized_end=343
+  _globals['_CHATMESSAGES']._serialized_start=345
+  _globals['_CHATMESSAGES']._serialized_end=403
+  _globals['_CHATMESSAGE']._serialized_start=405
+  _globals['_CHATMESSAGE']._serialized_end=449
+  _globals['_TOKENIZEDINPUT']._serialized_start=451
+  _globals['_TOKENIZEDINPUT']._serialized_end=486
+  _globals['_SAMPLINGPARAMS']._serialized_start=489
+  _globals['_SAMPLINGPARAMS']._serialized_end=862
+  _globals['_SPECULATION']._serialized_start=865
+  _globals['_SPECULATION']._serialized_end=1171
+  _globals['_SPECULATION_MODE']._serialized_start=1052
+  _globals['_SPECULATION_MODE']._serialized_end=1109
+  _globals['_GENERATERESPONSE']._serialized_start=1174
+  _globals['_GENERATERESPONSE']._serialized_end=1304
+  _globals['_DELTA']._serialized_start=1306
+  _globals['_DELTA']._serialized_end=1346
+  _globals['_COMPLETE']._serialized_start=1349
+  _globals['_COMPLETE']._serialized_end=1569
+  _globals['_USAGE']._serialized_start=1571
+  _globals['_USAGE']._serialized_end=1651
+  _globals['_SPECULATIONSTATS']._serialized_start=1654
+  _globals['_SPECULATIONSTATS']._serialized_end=2180
+  _globals['_SPECULATIONSTATS_DRAFTERSENTRY']._serialized_start=2106
+  _globals['_SPECULATIONSTATS_DRAFTERSENTRY']._serialized_end=2180
+  _globals['_DRAFTERSTATS']._serialized_start=2182
+  _globals['_DRAFTERSTATS']._serialized_end=2259
+  _globals['_TIMING']._serialized_start=2262
+  _globals['_TIMING']._serialized_end=2397
+  _globals['_GETMODELINFOREQUEST']._serialized_start=2399
+  _globals['_GETMODELINFOREQUEST']._serialized_end=2420
+  _globals['_GETMODELINFORESPONSE']._serialized_start=2423
+  _globals['_GETMODELINFORESPONSE']._serialized_end=2621
+  _globals['_TOKENIZEREQUEST']._serialized_start=2624
+  _globals['_TOKENIZEREQUEST']._serialized_end=2765
+  _globals['_TOKENIZERESPONSE']._serialized_start=2767
+  _globals['_TOKENIZERESPONSE']._serialized_end=2820
+  _globals['_GENERATION']._serialized_start=2823
+  _globals['_GENERATION']._serialized_end=3068
 # @@protoc_insertion_point(module_scope)

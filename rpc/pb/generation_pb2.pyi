@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "prompt", "chat", "tokenized", "sampling_params", "speculation", "resume_from")
+    __slots__ = ("request_id", "prompt", "chat", "tokenized", "sampling_params", "speculation", "resume_from", "smooth_stream")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
@@ -16,6 +16,7 @@ class GenerateRequest(_message.Message):
     SAMPLING_PARAMS_FIELD_NUMBER: _ClassVar[int]
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
     RESUME_FROM_FIELD_NUMBER: _ClassVar[int]
+    SMOOTH_STREAM_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt: str
     chat: ChatMessages
@@ -23,7 +24,8 @@ class GenerateRequest(_message.Message):
     sampling_params: SamplingParams
     speculation: Speculation
     resume_from: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, request_id: _Optional[str] = ..., prompt: _Optional[str] = ..., chat: _Optional[_Union[ChatMessages, _Mapping]] = ..., tokenized: _Optional[_Union[TokenizedInput, _Mapping]] = ..., sampling_params: _Optional[_Union[SamplingParams, _Mapping]] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ..., resume_from: _Optional[_Iterable[int]] = ...) -> None: ...
+    smooth_stream: bool
+    def __init__(self, request_id: _Optional[str] = ..., prompt: _Optional[str] = ..., chat: _Optional[_Union[ChatMessages, _Mapping]] = ..., tokenized: _Optional[_Union[TokenizedInput, _Mapping]] = ..., sampling_params: _Optional[_Union[SamplingParams, _Mapping]] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ..., resume_from: _Optional[_Iterable[int]] = ..., smooth_stream: _Optional[bool] = ...) -> None: ...
 
 class ChatMessages(_message.Message):
     __slots__ = ("messages",)
@@ -74,7 +76,7 @@ class SamplingParams(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., include_stop_str_in_output: _Optional[bool] = ..., skip_special_tokens: _Optional[bool] = ...) -> None: ...
 
 class Speculation(_message.Message):
-    __slots__ = ("mode", "max_draft_tokens", "drafter", "num_speculative_tokens", "run_ahead")
+    __slots__ = ("mode", "max_draft_tokens", "drafter", "num_speculative_tokens", "run_ahead", "workload")
     class Mode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         MODE_UNSPECIFIED: _ClassVar[Speculation.Mode]
@@ -88,12 +90,14 @@ class Speculation(_message.Message):
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
     NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     RUN_AHEAD_FIELD_NUMBER: _ClassVar[int]
+    WORKLOAD_FIELD_NUMBER: _ClassVar[int]
     mode: Speculation.Mode
     max_draft_tokens: int
     drafter: str
     num_speculative_tokens: int
     run_ahead: bool
-    def __init__(self, mode: _Optional[_Union[Speculation.Mode, str]] = ..., max_draft_tokens: _Optional[int] = ..., drafter: _Optional[str] = ..., num_speculative_tokens: _Optional[int] = ..., run_ahead: _Optional[bool] = ...) -> None: ...
+    workload: str
+    def __init__(self, mode: _Optional[_Union[Speculation.Mode, str]] = ..., max_draft_tokens: _Optional[int] = ..., drafter: _Optional[str] = ..., num_speculative_tokens: _Optional[int] = ..., run_ahead: _Optional[bool] = ..., workload: _Optional[str] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("request_id", "delta", "complete")

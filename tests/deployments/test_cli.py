@@ -6,11 +6,13 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
+import grpc
 import pytest
 import typer
 
 from deployments import cli
-from deployments.client import default_address
+from deployments.client import Ask, CallFailed, Client, Result, default_address
+from deployments.commands import generate
 from deployments.commands.bench import _modes
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -90,6 +92,20 @@ def test_generate_wants_exactly_one_input(outrider: Cli, arguments: tuple[str, .
     status, _, err = outrider("generate", *arguments)
     assert status == 2
     assert "exactly one of --prompt and --message" in one_line(err)
+
+
+def test_generate_says_the_class_of_its_request(outrider: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Ask] = []
+
+    class Refusing(Client):
+        def generate(self, ask: Ask, *_: object, **__: object) -> Result:
+            asked.append(ask)
+            raise CallFailed("speculation.workload: found 'poem'", grpc.StatusCode.INVALID_ARGUMENT)
+
+    monkeypatch.setattr(generate, "Client", Refusing)
+    status, _, err = outrider("generate", "--prompt", "a", "--workload", "poem", "--smooth-stream")
+    assert (status, one_line(err)) == (1, "speculation.workload: found 'poem'")
+    assert (asked[0].workload, asked[0].smooth_stream) == ("poem", True)
 
 
 def test_an_unknown_option_is_status_2(outrider: Cli) -> None:

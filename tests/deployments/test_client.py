@@ -55,6 +55,12 @@ class Scripted(pb_grpc.GenerationServicer):
         yield pb.GenerateResponse(complete=pb.Complete(finish_reason="length", usage=usage, failovers=2))
 
 
+def test_a_request_says_its_class_and_whether_it_wants_a_smooth_stream() -> None:
+    request = Ask(prompt="x", workload="sql", smooth_stream=True).to_pb()
+    assert (request.speculation.workload, request.smooth_stream) == ("sql", True)
+    assert (Ask(prompt="x").to_pb().speculation.workload, Ask(prompt="x").to_pb().smooth_stream) == ("", False)
+
+
 @pytest.fixture
 def scripted() -> Iterator[tuple[Scripted, str]]:
     server = grpc.server(ThreadPoolExecutor(4))

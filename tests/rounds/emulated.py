@@ -18,7 +18,7 @@ from engine.proposal import EarlyProposals, Proposal, Verdict
 from engine.sampling import SamplingParams, StopParams
 from engine.settings import DraftSettings, EngineSettings
 from engine.target import build_target_engine
-from router.events import Complete
+from router.events import Complete, Observer
 from router.peers import PeerSet
 from router.policy import SpeculationControl
 from router.requests import GenerateRequest, TokenIds
@@ -61,6 +61,7 @@ async def emulated_system(
     sessions: SessionConfig,
     emulation: Emulation = EMULATION,
     jitter: Callable[[], float] | None = None,
+    observer: Observer | None = None,
 ) -> AsyncIterator[EmulatedSystem]:
     """Runs one target and one draft; `jitter` delays each of their answers by so many seconds, on its own."""
     make_folder(folder)
@@ -78,7 +79,8 @@ async def emulated_system(
     peers = PeerSet()
     peers.targets.replace({"target": clients[0] if jitter is None else JitteryTarget(clients[0], jitter)})
     peers.drafts.replace({"draft": clients[1] if jitter is None else JitteryDraft(clients[1], jitter)})
-    yield EmulatedSystem(Router(tokenizer, peers, RouterConfig(sessions=sessions)), (target, draft))
+    router = Router(tokenizer, peers, RouterConfig(sessions=sessions), observer)
+    yield EmulatedSystem(router, (target, draft))
     for client in clients:
         await client.close()
     for server in servers:

@@ -19,10 +19,11 @@ from engine.settings import DraftSettings, EngineSettings
 from engine.target import build_target_engine
 from router.events import Complete
 from router.peers import PeerSet
-from router.policy import PolicyConfig, SpeculationControl
+from router.policy import SpeculationControl
 from router.requests import GenerateRequest, TokenIds
 from router.service import Router, RouterConfig
 from router.speculation import SessionConfig
+from router.speed_gate import PolicyConfig
 from router.tokenizer import Tokenizer
 from rpc.clients import DraftClient, TargetClient
 from rpc.servers import serve_engine

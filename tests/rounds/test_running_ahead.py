@@ -7,11 +7,16 @@ import random
 from pathlib import Path
 
 import pytest
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from bench.emulated_model import NUM_WORDS
 from engine.sampling import SamplingParams
-from router.policy import PolicyConfig, SpeculationControl
+from router.events import RoundRecord
+from router.policy import SpeculationControl
 from router.speculation import SessionConfig
+from router.speed_gate import PolicyConfig
+from rpc import tracing
 from tests.rounds.emulated import EMULATION, delays, emulated_system
 
 AHEAD = SessionConfig(policy=PolicyConfig(off_below=0.0, acceptance_floor=0.0))
@@ -33,6 +38,38 @@ async def test_the_target_has_most_proposals_before_it_needs_them(tmp_path: Path
         assert end.speculation.early_hit_rate > 0.4
         assert end.speculation.wasted_draft_tokens > 0
         await system.check_at_rest()
+
+
+class Recorder:
+    def __init__(self) -> None:
+        self.rounds: list[RoundRecord] = []
+
+    def round_finished(self, record: RoundRecord) -> None:
+        self.rounds.append(record)
+
+    def request_finished(self, record: object) -> None:
+        pass
+
+
+async def test_what_observers_and_traces_see_of_rounds_adds_up_to_the_statistics(tmp_path: Path) -> None:
+    (prompt,), recorder, exporter = prompts(1), Recorder(), InMemorySpanExporter()
+    tracing.setup_tracing("test", SimpleSpanProcessor(exporter))
+    try:
+        async with emulated_system(tmp_path, AHEAD, observer=recorder) as system:
+            tokens, end = await system.ask(prompt, 60, smooth_stream=True)
+    finally:
+        tracing.shutdown_tracing()
+    assert tokens == EMULATION.reference(prompt, 60)
+    totals, rounds = end.speculation, recorder.rounds
+    assert sum(record.is_hit is not None for record in rounds) == totals.rounds_ahead
+    assert sum(record.is_hit is True for record in rounds) == totals.early_hits > 0
+    assert sum(record.num_wasted for record in rounds) == totals.wasted_draft_tokens > 0
+    spans = exporter.get_finished_spans()
+    early = [span.name for span in spans if span.attributes.get("outrider.early")]
+    num_early = sum(record.is_early for record in rounds)
+    assert early.count("outrider.round") == early.count("outrider.verify") == num_early
+    assert any(span.name == "outrider.draft_ahead" for span in spans)
+    assert len({span.context.trace_id for span in spans}) == 1
 
 
 async def test_many_sessions_run_ahead_at_once(tmp_path: Path) -> None:

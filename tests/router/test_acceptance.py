@@ -5,6 +5,7 @@ import pytest
 from engine.proposal import State, Verdict
 from router.acceptance import (
     DRAFT_MODEL,
+    NGRAM,
     AcceptancePriors,
     PositionEstimate,
     SessionAcceptance,
@@ -49,6 +50,51 @@ def test_a_new_session_starts_from_what_others_saw() -> None:
     for _ in range(200):
         SessionAcceptance(priors).observe(DRAFT_MODEL, 1, 1)
     assert SessionAcceptance(priors).arm(DRAFT_MODEL).conditional(0) > before + 0.2
+
+
+CLASSES = {"code": (0.8, 0.82), "creative": (0.4, 0.3)}
+
+
+def first_acceptance(priors: AcceptancePriors, workload: str, position: int = 0) -> float:
+    return SessionAcceptance(priors, workload).arm(DRAFT_MODEL).conditional(position)
+
+
+def test_a_request_starts_from_what_is_expected_of_its_class() -> None:
+    priors = AcceptancePriors(CLASSES)
+    assert [first_acceptance(priors, "code", i) for i in range(4)] == pytest.approx([0.8, 0.82, 0.82, 0.82])
+    assert first_acceptance(priors, "creative", 5) == pytest.approx(0.3)
+    assert first_acceptance(priors, "") == first_acceptance(AcceptancePriors(), "")
+
+
+def test_what_is_seen_of_a_class_takes_the_place_of_what_was_expected() -> None:
+    learnt = []
+    for expected in (0.05, 0.95):
+        priors = AcceptancePriors({"code": (expected,)})
+        for number in range(600):
+            SessionAcceptance(priors, "code").observe(DRAFT_MODEL, 1, int(number % 5 < 3))
+        learnt.append(first_acceptance(priors, "code"))
+    assert learnt == pytest.approx([0.6, 0.6], abs=0.03)
+    assert learnt[1] - learnt[0] < 0.03
+
+
+def test_classes_learn_apart_and_all_requests_from_all_of_them() -> None:
+    priors = AcceptancePriors(CLASSES)
+    before = first_acceptance(priors, "")
+    for _ in range(300):
+        SessionAcceptance(priors, "code").observe(DRAFT_MODEL, 1, 1)
+    assert first_acceptance(priors, "creative") == pytest.approx(0.4)
+    assert first_acceptance(priors, "code") > 0.95
+    assert first_acceptance(priors, "") > before + 0.2
+
+
+def test_where_nothing_is_expected_of_a_class_it_starts_from_what_all_requests_have_seen() -> None:
+    priors = AcceptancePriors(CLASSES)
+    for _ in range(300):
+        SessionAcceptance(priors).observe(NGRAM, 1, 1)
+    assert SessionAcceptance(priors, "code").arm(NGRAM).conditional(0) > 0.9
+    for _ in range(300):
+        SessionAcceptance(priors, "code").observe(NGRAM, 1, 0)
+    assert SessionAcceptance(priors, "code").arm(NGRAM).conditional(0) < 0.1
 
 
 def test_passing_an_arm_over_brings_it_back_to_what_others_saw() -> None:

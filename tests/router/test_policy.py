@@ -8,7 +8,8 @@ from engine.proposal import State, Verdict
 from router.acceptance import DRAFT_MODEL, AcceptancePriors, SessionAcceptance, ngram_arm
 from router.costs import CostModel
 from router.ngram import NgramMatch
-from router.policy import PolicyConfig, RoundPlan, RoundView, SpeculationControl, SpeedGate, plan_round
+from router.policy import RoundPlan, RoundView, SpeculationControl, plan_round
+from router.speed_gate import PolicyConfig, SpeedGate
 
 CONFIG = PolicyConfig()
 COPY = NgramMatch((1, 2, 3, 4, 5, 6, 7), 9)

@@ -7,7 +7,7 @@ import pytest
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from engine.errors import DeadlineExceeded, InvalidArgument, Overloaded, Unavailable
+from engine.errors import DeadlineExceeded, EngineFault, InvalidArgument, Overloaded, Unavailable
 from engine.sampling import SamplingParams
 from router.events import Complete, Delta, RequestRecord
 from router.peers import PeerSet
@@ -38,14 +38,21 @@ class Recorder:
 class Served:
     """A router on a fake target and draft."""
 
-    def __init__(self, tokenizer: Tokenizer, window: int = 512, failover_wait_s: float = 0.0, **config: int) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        window: int = 512,
+        failover_wait_s: float = 0.0,
+        workloads: dict[str, tuple[float, ...]] | None = None,
+        **config: int,
+    ) -> None:
         self.clock, self.recorder, self.peers = VirtualClock(), Recorder(), PeerSet()
         model, vocab_size = wandering(200), tokenizer.vocab_size
         self.target = FakeTarget(engine_info("big", vocab_size, window, (300,)), model, self.clock)
         self.draft = FakeDraft(engine_info("small", vocab_size, 64), agreeing(model, 60, vocab_size), self.clock)
         self.peers.targets.replace({"a": self.target})
         self.peers.drafts.replace({"b": self.draft})
-        sessions = SessionConfig(target_link=TargetLinkConfig(failover_wait_s))
+        sessions = SessionConfig(workloads=workloads or {}, target_link=TargetLinkConfig(failover_wait_s))
         settings = RouterConfig(version="1.2", sessions=sessions, **config)
         self.router = Router(tokenizer, self.peers, settings, self.recorder, self.clock)
 
@@ -80,6 +87,41 @@ async def test_usage_and_defaults(tokenizer: Tokenizer) -> None:
     assert text == tokenizer.decode(ids)
     assert served.recorder.requests == [RequestRecord("length", complete, num_delivered=256)]
     assert served.recorder.rounds == complete.speculation.rounds
+
+
+async def test_a_request_speculates_as_is_expected_of_its_class(tokenizer: Tokenizer) -> None:
+    served = Served(tokenizer, workloads={"hopeless": (0.0,), "certain": (1.0,)})
+    asked = replace(HELLO, speculation=SpeculationControl(drafter="draft_model"), max_tokens=8)
+    by_class = {}
+    for workload in ("hopeless", "certain"):
+        _, _, complete = await generate(served, replace(asked, workload=workload))
+        by_class[workload] = complete.speculation
+    assert by_class["hopeless"].draft_tokens == 0
+    assert by_class["certain"].mean_num_speculative_tokens > 3
+
+
+@pytest.mark.parametrize("stop", [(), ("the",), ("e", "q")])
+async def test_a_smooth_stream_brings_the_same_token_by_token(tokenizer: Tokenizer, stop: tuple[str, ...]) -> None:
+    asked = replace(HELLO, stop=stop)
+    text, ids, complete = await generate(Served(tokenizer), asked)
+    served = Served(tokenizer)
+    events = [event async for event in served.router.generate(replace(asked, smooth_stream=True))]
+    *deltas, end = events
+    assert all(isinstance(delta, Delta) and len(delta.token_ids) == 1 for delta in deltas)
+    assert ("".join(delta.text for delta in deltas), [delta.token_ids[0] for delta in deltas]) == (text, ids)
+    assert end == complete
+    assert served.recorder.requests[0].num_delivered == len(ids)
+    assert served.target.open_sessions == served.draft.open_sessions == 0
+
+
+async def test_a_smooth_stream_that_its_reader_closes_leaves_nothing_open(tokenizer: Tokenizer) -> None:
+    served = Served(tokenizer)
+    events = served.router.generate(replace(HELLO, smooth_stream=True))
+    for _ in range(5):
+        await anext(events)
+    await events.aclose()
+    assert served.target.open_sessions == served.draft.open_sessions == 0
+    assert served.recorder.requests == [RequestRecord("cancelled", None, num_delivered=5)]
 
 
 @pytest.mark.parametrize("asked", [None, 1000])
@@ -119,6 +161,7 @@ def hot(**sampling: float) -> GenerateRequest:
         (hot(min_p=-0.1), "sampling_params.min_p"),
         (replace(HELLO, speculation=SpeculationControl(drafter="medusa")), "speculation.drafter"),
         (replace(HELLO, speculation=SpeculationControl(max_draft_tokens=-1)), "speculation.max_draft_tokens"),
+        (replace(HELLO, workload="poem"), "speculation.workload"),
     ],
 )
 async def test_bad_input_is_refused_by_name_before_anything_is_opened(
@@ -295,3 +338,33 @@ async def test_one_trace_per_request(tokenizer: Tokenizer) -> None:
     assert sum(span.attributes["outrider.num_tokens"] for span in rounds) == complete.speculation.decoded_tokens
     assert sum(span.attributes["outrider.num_proposed"] for span in rounds) == complete.speculation.draft_tokens
     assert {span.attributes["outrider.drafter"] for span in rounds} >= {"draft_model"}
+    assert {span.attributes["outrider.early"] for span in rounds} == {False}
+
+
+async def test_every_switch_is_an_event_with_its_reason(tokenizer: Tokenizer) -> None:
+    exporter = InMemorySpanExporter()
+    tracing.setup_tracing("router", SimpleSpanProcessor(exporter))
+    try:
+        served = Served(tokenizer)
+        served.draft.behaviour = lambda number, proposal: proposal if number < 4 else EngineFault("the draft is gone")
+        asked = replace(HELLO, speculation=SpeculationControl(drafter="draft_model"), max_tokens=64)
+        _, _, complete = await generate(served, asked)
+        await generate(served, hot(temperature=1.0))
+    finally:
+        tracing.shutdown_tracing()
+    spans = exporter.get_finished_spans()
+    requests = [span for span in spans if span.name == "outrider.request"]
+    lost, warm = ([dict(event.attributes) for event in span.events] for span in requests)
+    assert complete.speculation.switched_off_reason == "draft_unavailable"
+    assert lost[0].pop("outrider.num_generated") > 4
+    assert lost[0] == {
+        "outrider.reason": "draft_unavailable",
+        "outrider.reason_before": "",
+        "outrider.drafter": "",
+        "outrider.num_speculative_tokens": 0,
+    }
+    assert [event["outrider.reason_before"] for event in lost[1:]] == [event["outrider.reason"] for event in lost[:-1]]
+    assert all(event["outrider.reason"] != event["outrider.reason_before"] for event in lost)
+    assert lost[-1]["outrider.reason"] == "draft_unavailable"
+    assert [(event["outrider.reason"], event["outrider.num_generated"]) for event in warm] == [("temperature", 1)]
+    assert {event.name for span in requests for event in span.events} == {"outrider.speculation"}

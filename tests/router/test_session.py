@@ -155,6 +155,20 @@ async def test_speculation_is_faster_than_plain_and_off_costs_nothing(tokenizer:
     assert times["auto"] < times["off"] / 1.3
 
 
+@pytest.mark.parametrize("answer", [None, EngineFault("the draft yields NaN")])
+@pytest.mark.parametrize("drafter", ["auto", "draft_model"])
+async def test_the_first_token_waits_for_no_draft(
+    tokenizer: Tokenizer, drafter: str, answer: EngineFault | None
+) -> None:
+    bench = Bench(tokenizer, wandering(VOCAB))
+    bench.draft.behaviour = lambda _, proposal: answer
+    events = bench.session([1, 2], SpeculationControl(drafter=drafter)).events()
+    assert isinstance(await anext(events), Delta)
+    assert bench.draft.num_opened == 1
+    assert bench.clock.now == pytest.approx(0.038)
+    await events.aclose()
+
+
 async def test_a_router_without_drafters_decodes_without_round_trips(tokenizer: Tokenizer) -> None:
     bench = Bench(tokenizer, wandering(VOCAB))
     bench.shared = replace(bench.shared, config=SessionConfig(drafters=()))

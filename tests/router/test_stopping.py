@@ -3,11 +3,12 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from engine.proposal import FinishReason
 from router.detokenizer import Detokenizer
-from router.stopping import Piece, StopStrings, TextStream
+from router.stopping import Output, Piece, StopStrings, TextStream
 from router.tokenizer import Tokenizer
 
 
@@ -109,3 +110,55 @@ def test_stop_made_of_an_unfinished_character_is_seen_at_the_end(tokenizer: Toke
     stream = TextStream(Detokenizer(tokenizer), StopStrings(("\ufffd",)))
     assert stream.push(ids).text == "x"
     assert stream.finish() == Piece("", (), "\ufffd")
+
+
+def delivered(output: Output, blocks: list[list[int]], finish: FinishReason, *, singly: bool) -> tuple[object, ...]:
+    """Text, ids and end of an output that takes `blocks`, the last of which the target ended."""
+    pieces: list[Piece] = []
+    for number, block in enumerate(blocks, start=1):
+        finish_reason = finish if number == len(blocks) else None
+        if singly:
+            new = output.take_singly(block, finish_reason)
+            assert all(len(piece.token_ids) <= 1 for piece in new)
+        else:
+            new = [output.take(block, finish_reason)]
+        pieces += new
+        if output.finish_reason is not None:
+            break
+    text, ids = "".join(piece.text for piece in pieces), [id_ for piece in pieces for id_ in piece.token_ids]
+    return text, ids, output.finish_reason, output.matched_stop, output.num_tokens
+
+
+@given(
+    written=st.text(st.sampled_from("ab👋é\ufffd"), max_size=12),
+    cuts=st.lists(st.integers(1, 5), min_size=30, max_size=30),
+    strings=st.lists(st.text(st.sampled_from("ab👋\ufffd"), min_size=1, max_size=3), max_size=2),
+    finish=st.sampled_from(["stop", "length"]),
+    unfinished=st.integers(0, 2),
+)
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_token_by_token_an_output_is_the_same(
+    tokenizer: Tokenizer, written: str, cuts: list[int], strings: list[str], finish: FinishReason, unfinished: int
+) -> None:
+    ids = tokenizer.encode(written)
+    ids = [*ids[: len(ids) - unfinished], 2]
+    blocks, position = [], 0
+    for size in cuts:
+        if position < len(ids):
+            blocks.append(ids[position : position + size])
+            position += size
+
+    def fresh() -> Output:
+        return Output(TextStream(Detokenizer(tokenizer), StopStrings(tuple(strings))))
+
+    whole = delivered(fresh(), [ids], finish, singly=False)
+    assert delivered(fresh(), blocks, finish, singly=False) == whole
+    assert delivered(fresh(), blocks, finish, singly=True) == whole
+
+
+def test_an_output_that_ends_without_a_token_ends_token_by_token_too(tokenizer: Tokenizer) -> None:
+    output = Output(TextStream(Detokenizer(tokenizer), StopStrings(("the",))))
+    ids = tokenizer.encode("th")
+    assert [piece.text for piece in output.take_singly(ids, None)] == [""] * len(ids)
+    assert output.take_singly((), "length") == [Piece("th", ())]
+    assert (output.finish_reason, output.num_tokens) == ("length", len(ids))

@@ -39,6 +39,8 @@ FULL = GenerateRequest(
     include_stop_str_in_output=True,
     skip_special_tokens=False,
     speculation=SpeculationControl(True, 3, "ngram", num_speculative_tokens=2, run_ahead=False),
+    workload="sql",
+    smooth_stream=True,
     resume_from=(8, 0, 9),
     request_id="r",
 )
@@ -69,7 +71,9 @@ def generate_message(request: GenerateRequest) -> pb.GenerateRequest:
             drafter=control.drafter,
             num_speculative_tokens=control.num_speculative_tokens,
             run_ahead=control.run_ahead,
+            workload=request.workload,
         ),
+        smooth_stream=request.smooth_stream,
         resume_from=request.resume_from,
     )
     match request.input:
@@ -116,6 +120,15 @@ def test_no_k_at_all_is_refused_by_name() -> None:
         check_request(request, DRAFTERS)
     assert (refused.value.field, refused.value.found) == ("speculation.num_speculative_tokens", 0)
     assert "MODE_OFF" in refused.value.allowed
+
+
+def test_an_unknown_class_of_request_is_refused_with_those_there_are() -> None:
+    request = generate_request(pb.GenerateRequest(prompt="x", speculation=pb.Speculation(workload="poem")))
+    with pytest.raises(InvalidArgument, match=r"speculation\.workload: found 'poem', allowed is code, chat"):
+        check_request(request, DRAFTERS, ("code", "chat"))
+    check_request(request, DRAFTERS, ("code", "poem"))
+    with pytest.raises(InvalidArgument, match="allowed is none"):
+        check_request(request, DRAFTERS)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 
 import pytest
@@ -10,7 +11,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from engine.errors import InvalidArgument
-from engine.proposal import Proposal, State
+from engine.proposal import EarlyProposals, Proposal, RunAhead, State
 from rpc import tracing
 from tests.rpc.fakes import next_token
 from tests.rpc.serving import GREEDY, STOPS, served_draft, served_target
@@ -76,13 +77,78 @@ async def test_spans_of_what_never_came_true_end_as_superseded(exporter: InMemor
     spans = tracing.RoundSpans()
     for length in (4, 5, 9):
         spans.begin(State(length, 1), "outrider.verify", "", {"outrider.session": length})
-    spans.end(State(5, 1), {"outrider.rows": 4})
+    assert spans.end(State(5, 1), {"outrider.rows": 4})
+    assert not spans.end(State(5, 1), {})
     spans.supersede(5)
     attributes = [span.attributes for span in exporter.get_finished_spans()]
     ended = [(each["outrider.session"], "outrider.superseded" in each) for each in attributes]
     assert ended == [(5, False), (4, True)]
     spans.end_all()
     assert len(exporter.get_finished_spans()) == 3
+
+
+async def test_a_plain_run_ends_with_its_last_token_or_when_it_is_stopped(exporter: InMemorySpanExporter) -> None:
+    spans = tracing.RoundSpans()
+    spans.begin(State(4), "outrider.decode", "", {}, num_outputs=2)
+    assert spans.end(State(4), {})
+    assert exporter.get_finished_spans() == ()
+    assert spans.end(State(4), {})
+    spans.begin(State(9), "outrider.decode", "", {}, num_outputs=3)
+    spans.stop(State(9))
+    spans.stop(State(9))
+    assert [span.name for span in exporter.get_finished_spans()] == ["outrider.decode"] * 2
+
+
+async def test_what_a_session_does_unasked_belongs_to_its_request(exporter: InMemorySpanExporter) -> None:
+    with tracing.tracer().start_as_current_span("outrider.request") as request_span:
+        spans = tracing.RoundSpans()
+        spans.traceparent = tracing.traceparent_of(request_span)
+        spans.record("outrider.verify", 0.25, {"outrider.early": True})
+    verify, request = exporter.get_finished_spans()
+    assert is_child(verify, request)
+    assert verify.end_time - verify.start_time == 250_000_000
+    assert verify.end_time <= request.end_time
+
+
+async def test_rounds_that_the_target_begins_by_itself_have_spans(exporter: InMemorySpanExporter) -> None:
+    async with served_target() as served, served_draft() as (_, _, draft_client):
+        came: asyncio.Queue[EarlyProposals] = asyncio.Queue()
+        with tracing.tracer().start_as_current_span("outrider.request") as request_span:
+            traceparent = tracing.traceparent_of(request_span)
+            target = served.client.open([1, 2], [], GREEDY, STOPS, traceparent=traceparent)
+            await target.verdict()
+            draft = draft_client.open([1, 2], GREEDY, on_early=came.put_nowait, traceparent=traceparent)
+            draft.advance(State(3, 8), [next_token(2)], 0, run_ahead=RunAhead(2, 0.1, 0.8))
+            early = await came.get()
+            # The fake target does not hold early proposals: a round that no one asked it for stands for one.
+            (session,) = served.engine.lengths
+            verifying = Proposal.chain(State(3, 8), [next_token(3)])
+            served.loop.post(session, lambda engine, number: engine.propose(number, verifying))
+            assert (await target.verdict()).num_accepted == 1
+            target.decode(1, traceparent=traceparent)
+            await target.verdict()
+            served.loop.post(session, lambda engine, number: engine.propose(number, Proposal(State(6, 8))))
+            assert (await target.verdict()).num_proposed == 0
+            await target.close()
+    spans = exporter.get_finished_spans()
+    request = next(span for span in spans if span.name == "outrider.request")
+    assert all(is_child(span, request) for span in spans if span is not request)
+    names = [span.name for span in spans]
+    assert names.count("outrider.decode") == 1
+    assert "outrider.draft" not in names
+    (ahead,) = (dict(span.attributes) for span in spans if span.name == "outrider.draft_ahead")
+    assert ahead == {
+        "outrider.session": 1,
+        "outrider.drafter": "fake",
+        "outrider.num_branches": 1,
+        "outrider.num_tokens": early.num_tokens,
+    }
+    unasked = [span for span in spans if span.attributes.get("outrider.early")]
+    assert [(span.name, span.attributes["outrider.num_proposed"]) for span in unasked] == [
+        ("outrider.verify", 1),
+        ("outrider.verify", 0),
+    ]
+    assert {span.end_time - span.start_time for span in unasked} == {62_500_000}
 
 
 async def test_an_empty_or_malformed_traceparent_starts_a_trace(exporter: InMemorySpanExporter) -> None:
@@ -99,6 +165,7 @@ async def test_off_makes_no_span_and_no_traceparent(monkeypatch) -> None:
 
     monkeypatch.setattr(tracing.RoundSpans, "begin", forbidden)
     monkeypatch.setattr(tracing.RoundSpans, "supersede", forbidden)
+    monkeypatch.setattr(tracing.RoundSpans, "record", forbidden)
     assert not tracing.enabled()
     assert tracing.start_span("outrider.verify", "", {}) is None
     assert tracing.traceparent_of(None) == ""

@@ -23,10 +23,16 @@ forward, and the target seldom goes deeper."""
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Consecutive rows of one request, and the absolute position of the token that follows each."""
+    """Consecutive rows of one request.
+
+    Attributes:
+        positions: absolute position of the token that follows each.
+        top_probs: tokens a sampled distribution is truncated to.
+    """
 
     sampling: SamplingParams
     positions: Sequence[int]
+    top_probs: int
 
 
 class Chooser:
@@ -35,13 +41,11 @@ class Chooser:
     Args:
         head_ids: int64 [head_vocab], the token each logit is for; None where logits are for ids 0, 1, ….
         vocab_size: ids past it are padding.
-        top_probs: tokens a sampled distribution is truncated to.
         generator: of unseeded sampling; on CPU.
     """
 
-    def __init__(self, head_ids: Tensor | None, vocab_size: int, top_probs: int, generator: torch.Generator) -> None:
-        self._head_ids, self._vocab_size = head_ids, vocab_size
-        self._top_probs, self._generator = top_probs, generator
+    def __init__(self, head_ids: Tensor | None, vocab_size: int, generator: torch.Generator) -> None:
+        self._head_ids, self._vocab_size, self._generator = head_ids, vocab_size, generator
 
     def choose(self, logits: Tensor, asked: Sequence[Rows]) -> list[list[Choice]]:
         """A choice for every row of `logits` [rows, head_vocab], request by request."""
@@ -56,7 +60,7 @@ class Chooser:
         ]
 
     def _drawn(self, logits: Tensor, rows: Rows) -> list[Choice]:
-        return self._sampled(logits, rows.sampling) if rows.sampling.seed is None else self._seeded(logits, rows)
+        return self._sampled(logits, rows) if rows.sampling.seed is None else self._seeded(logits, rows)
 
     def _greedy(self, logits: Tensor) -> list[Choice]:
         scores = logits.float()
@@ -77,8 +81,8 @@ class Chooser:
         )
         return [Choice(tokens[0], own[0], tuple(zip(tokens, row, strict=True))) for tokens, row, own in ranked]
 
-    def _sampled(self, logits: Tensor, sampling: SamplingParams) -> list[Choice]:
-        indices, probs = truncate_to_sparse(logits, sampling, self._top_probs)
+    def _sampled(self, logits: Tensor, rows: Rows) -> list[Choice]:
+        indices, probs = truncate_to_sparse(logits, rows.sampling, rows.top_probs)
         drawn = sample(probs, self._generator).tolist()
         ranked = zip(self._ids(indices), probs.tolist(), drawn, strict=True)
         return [_drawn_choice(ids, row, index) for ids, row, index in ranked]

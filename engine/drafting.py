@@ -31,6 +31,8 @@ from engine.sequence import Sequence
 from engine.settings import DraftSettings
 
 DRAFTER = "draft_model"
+AHEAD_PROBS = 8
+"""Most tokens a sampled distribution of a branch is truncated to: there are many branches, and all of them travel."""
 _MOST_SLOWDOWN = 1.25
 """Of a forward that somebody waits for, by what runs ahead in it."""
 
@@ -100,7 +102,8 @@ class DraftEngine:
         head_ids = runner.device.head_token_ids
         if head_ids is not None and int(head_ids.max()) >= runner.vocab_size:
             raise PairMismatch(f"the draft's head has ids past the {runner.vocab_size} that the tokenizer knows")
-        self._chooser = Chooser(head_ids, runner.vocab_size, top_probs, torch.Generator().manual_seed(seed))
+        self._chooser = Chooser(head_ids, runner.vocab_size, torch.Generator().manual_seed(seed))
+        self._top_probs = top_probs
         self._sessions: OrderedDict[int, _Session] = OrderedDict()
         self._pace = Pace()
 
@@ -259,11 +262,12 @@ class DraftEngine:
         """The rows of a span whose logits are wanted, and the positions of the tokens that follow them."""
         draft = self._sessions[span.key]
         if span.proposal is None or span.num_done is None:
-            return Rows(draft.sampling, [len(draft.sequence.tokens)])
+            return Rows(draft.sampling, [len(draft.sequence.tokens)], self._top_probs)
         depths: list[int] = []
         for parent in span.proposal.parents:
             depths.append(depths[parent] + 1 if parent >= 0 else 1)
-        return Rows(draft.sampling, [draft.state.length + depth for depth in depths[span.num_done :]])
+        positions = [draft.state.length + depth for depth in depths[span.num_done :]]
+        return Rows(draft.sampling, positions, min(self._top_probs, AHEAD_PROBS))
 
     def _take(self, draft: _Session, span: Span, choices: list[Choice], seconds: float) -> None:
         """What a forward chose for one session."""

@@ -31,13 +31,19 @@ class Allowance:
     """
 
     def __init__(self, weight: float = 0.02) -> None:
-        self._mean, self._deviation, self._weight, self.known = 0.0, 0.0, weight, False
+        self._mean, self._deviation, self._least_weight, self._count = 0.0, 0.0, weight, 0
+
+    @property
+    def known(self) -> bool:
+        return self._count > 0
 
     def add(self, sample: float) -> None:
-        if not self.known:
-            self._mean, self.known = sample, True
-        self._deviation += self._weight * (abs(sample - self._mean) - self._deviation)
-        self._mean += self._weight * (sample - self._mean)
+        """The first samples count alike, so that none of them stays for long."""
+        distance = abs(sample - self._mean) if self.known else 0.0
+        self._count += 1
+        weight = max(self._least_weight, 1.0 / self._count)
+        self._deviation += weight * (distance - self._deviation)
+        self._mean += weight * (sample - self._mean)
 
     @property
     def value(self) -> float:
@@ -100,7 +106,7 @@ class CostModel:
 
     def saw_ahead_reserve(self, reserve_s: float) -> None:
         """What would have had to be left of a round's expected time for its early proposals to come in time."""
-        self._ahead_reserve.add(reserve_s)
+        self._ahead_reserve.add(max(reserve_s, 0.0))
 
     def saw_draft(self, num_tokens: int, draft_s: float, wait_s: float) -> None:
         """One proposal: device time for its tokens, and how long the round waited for it in all."""

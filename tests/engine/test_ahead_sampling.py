@@ -66,7 +66,7 @@ class ToyPair:
 
     def __init__(self, seed: int, acceptance: float = 0.7) -> None:
         self._generator = torch.Generator().manual_seed(seed)
-        self._chooser = Chooser(None, VOCAB, 8, torch.Generator().manual_seed(seed + 1))
+        self._chooser = Chooser(None, VOCAB, torch.Generator().manual_seed(seed + 1))
         self._rows = list(target_probs(LOGITS[:, :VOCAB], SAMPLING))
         self._acceptance = acceptance
         self.num_early = self.num_followed = 0
@@ -82,7 +82,7 @@ class ToyPair:
         return Counter(tuple(run.tokens[:LENGTH]) for run in runs)
 
     def _choose(self, tokens: Sequence[int]) -> list[Choice]:
-        (choices,) = self._chooser.choose(DRAFT_LOGITS[list(tokens)], [Rows(SAMPLING, range(len(tokens)))])
+        (choices,) = self._chooser.choose(DRAFT_LOGITS[list(tokens)], [Rows(SAMPLING, range(len(tokens)), 8)])
         return choices
 
     def _draft(self, runs: list[Run]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.proposal import State, Verdict
-from router.costs import CostModel
+from router.costs import Allowance, CostModel
 
 
 def verdict(num_proposed: int, forward_s: float, rows: int | None = None) -> Verdict:
@@ -54,3 +54,23 @@ def test_a_draft_that_was_slow_once_is_worth_asking_again_after_being_passed_ove
         costs.pass_over_draft()
         rounds += 1
     assert 300 < rounds < 3000
+
+
+def test_what_is_allowed_for_covers_what_varies_and_no_first_sample_stays() -> None:
+    allowance = Allowance()
+    allowance.add(1.0)  # a cold start
+    for turn in range(100):
+        allowance.add(0.002 + 0.001 * (turn % 2))
+    assert 0.003 < allowance.value < 0.1
+    for turn in range(300):
+        allowance.add(0.002 + 0.001 * (turn % 2))
+    assert 0.003 < allowance.value < 0.006
+
+
+def test_a_draft_is_never_given_longer_than_a_forward_and_never_next_to_nothing() -> None:
+    costs = CostModel()
+    costs.saw_forward(verdict(3, 0.040))
+    for reserve_s, left_s in ((-1.0, 0.039), (10.0, 0.010)):
+        for _ in range(1000):
+            costs.saw_ahead_reserve(reserve_s)
+        assert costs.ahead_s(3) == pytest.approx(left_s, rel=0.05)

@@ -22,6 +22,8 @@ PRIORS: Mapping[str, tuple[float, ...]] = {
     "ngram.copy": (0.90, 0.92, 0.94),
 }
 _UNKNOWN_PRIOR = (0.3,)
+_CHANGE_WEIGHT = 1.0  # tokens that speak against any change
+_MOST_ACCEPTANCE = 0.99
 
 
 def ngram_arm(match: NgramMatch) -> str:
@@ -79,6 +81,27 @@ class PositionEstimate:
         return self._prior[min(index, len(self._prior) - 1)]
 
 
+class ChangingEstimate(PositionEstimate):
+    """A session's estimate. Text changes its nature at any point, for all positions alike, and few rounds must do to see
+    that: what is known by position is scaled by how many tokens of late were accepted, over how many were to be expected.
+    """
+
+    def __init__(self, prior: PositionEstimate, *, decay: float, prior_weight: float, change_decay: float) -> None:
+        super().__init__(prior, decay=decay, prior_weight=prior_weight)
+        self._change_decay = change_decay
+        self._accepted = self._expected = 0.0
+
+    def observe(self, num_asked: int, num_accepted: int) -> None:
+        tried = min(num_asked, num_accepted + 1)
+        self._accepted = self._accepted * self._change_decay + min(num_accepted, num_asked)
+        self._expected = self._expected * self._change_decay + sum(map(super().conditional, range(tried)))
+        super().observe(num_asked, num_accepted)
+
+    def conditional(self, index: int) -> float:
+        change = (self._accepted + _CHANGE_WEIGHT) / (self._expected + _CHANGE_WEIGHT)
+        return min(super().conditional(index) * change, _MOST_ACCEPTANCE)
+
+
 class AcceptancePriors:
     """What all sessions of a router have seen, by class of request and arm; a new session starts from it.
 
@@ -113,15 +136,24 @@ class SessionAcceptance:
     """
 
     def __init__(
-        self, priors: AcceptancePriors, workload: str = "", *, decay: float = 0.97, forget: float = 0.99
+        self,
+        priors: AcceptancePriors,
+        workload: str = "",
+        *,
+        decay: float = 0.97,
+        change_decay: float = 0.8,
+        forget: float = 0.99,
     ) -> None:
-        self._priors, self._workload, self._decay, self._forget = priors, workload, decay, forget
+        self._priors, self._workload, self._forget = priors, workload, forget
+        self._decay, self._change_decay = decay, change_decay
         self._arms: dict[str, PositionEstimate] = {}
 
     def arm(self, name: str) -> PositionEstimate:
         if name not in self._arms:
             prior = self._priors.arm(name, self._workload)
-            self._arms[name] = PositionEstimate(prior, decay=self._decay, prior_weight=4.0)
+            self._arms[name] = ChangingEstimate(
+                prior, decay=self._decay, prior_weight=4.0, change_decay=self._change_decay
+            )
         return self._arms[name]
 
     def observe(self, name: str, num_asked: int, num_accepted: int) -> None:

@@ -66,7 +66,7 @@ stubs: setup  ## are the committed gRPC stubs those of proto/?
 
 pytest: setup  ## the tests: those of one process on all cores, then those that start a Ray, one by one
 	$(call say,pytest: one process each)
-	@$(BIN)/python -m pytest -n auto --maxprocesses 4 -m "not serve" $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m "not serve" $(PYTEST_ARGS)
 	$(call say,pytest: local Ray)
 	@$(BIN)/python -m pytest -m serve $(PYTEST_ARGS)
 

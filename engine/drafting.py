@@ -11,13 +11,12 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from collections.abc import Sequence as Tokens
-from dataclasses import dataclass, field
-from itertools import takewhile
 
 import torch
 
-from engine.ahead import Choice, DraftedBranch, Lookahead, draft_probs_of, how_many, outcomes
+from engine.ahead import Choice, Lookahead, draft_probs_of, how_many, outcomes
 from engine.choices import Chooser, Rows
+from engine.draft_session import DraftSession
 from engine.errors import InvalidArgument, OutriderError, Overloaded, PairMismatch, UnknownSession
 from engine.info import EngineInfo
 from engine.loading import load_model
@@ -37,49 +36,6 @@ _MOST_SLOWDOWN = 1.25
 """Of a forward that somebody waits for, by what runs ahead in it."""
 
 Output = tuple[int, DraftOutput | OutriderError]
-
-
-@dataclass(slots=True)
-class _Session:
-    """One sequence being drafted.
-
-    Attributes:
-        sequence: committed tokens, then the draft tokens of the proposal in the making or just made.
-        state: identity of the committed tokens.
-        drafted: those draft tokens, as they were chosen.
-        wanted: draft tokens the router asked for; 0 when nothing is owed.
-        draft_time_s: device time of this proposal so far.
-        run_ahead: how far to run ahead of it once it is made.
-        lookahead: the branches that were drafted behind it.
-        looks_out: there is no proposal, and what may follow the last committed token has to be found out first.
-    """
-
-    sequence: Sequence
-    sampling: SamplingParams
-    state: State
-    drafted: list[Choice] = field(default_factory=list)
-    wanted: int = 0
-    confidence_threshold: float = 0.0
-    draft_time_s: float = 0.0
-    run_ahead: RunAhead | None = None
-    lookahead: Lookahead | None = None
-    looks_out: bool = False
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether the proposal that is owed is made."""
-        if not self.wanted or not self.drafted:
-            return False
-        return len(self.drafted) >= self.wanted or self.drafted[-1].prob < self.confidence_threshold
-
-    @property
-    def is_ahead(self) -> bool:
-        return self.lookahead is not None and not self.lookahead.sent
-
-    def shorten(self, num_drafted: int) -> None:
-        """Drops the draft tokens past the first `num_drafted`."""
-        del self.drafted[num_drafted:], self.sequence.tokens[self.state.length + num_drafted :]
-        self.sequence.roll_back(len(self.sequence.tokens) - 1)
 
 
 class DraftEngine:
@@ -104,7 +60,7 @@ class DraftEngine:
             raise PairMismatch(f"the draft's head has ids past the {runner.vocab_size} that the tokenizer knows")
         self._chooser = Chooser(head_ids, runner.vocab_size, torch.Generator().manual_seed(seed))
         self._top_probs = top_probs
-        self._sessions: OrderedDict[int, _Session] = OrderedDict()
+        self._sessions: OrderedDict[int, DraftSession] = OrderedDict()
         self._pace = Pace()
 
     def open(self, session: int, prompt: Tokens[int], sampling: SamplingParams) -> None:
@@ -119,7 +75,7 @@ class DraftEngine:
         if len(self._sessions) >= self._runner.settings.max_sessions:
             raise Overloaded(f"all {self._runner.settings.max_sessions} sessions of this draft are in use", 1.0)
         self._check_tokens(prompt, len(prompt))
-        self._sessions[session] = _Session(Sequence(list(prompt), len(prompt)), sampling, State.of(prompt))
+        self._sessions[session] = DraftSession(Sequence(list(prompt), len(prompt)), sampling, State.of(prompt))
 
     def _check_tokens(self, tokens: Tokens[int], length: int) -> None:
         window, vocab_size = self._runner.max_context_length, self._runner.vocab_size
@@ -165,7 +121,10 @@ class DraftEngine:
         state = draft.state.extend(tail[told:])
         if state != base:
             raise InvalidArgument("base.hash", base.hash, f"{state.hash}, the hash of the told tokens")
-        self._commit(draft, state, list(tail[told:]))
+        sources, destinations = draft.commit(state, list(tail[told:]), self._runner.pool)
+        if sources:
+            self._runner.device.move(sources, destinations)
+        draft.sequence.publish_full_blocks(self._runner.pool, state.length)
         draft.wanted = min(num_speculative_tokens, self._runner.max_context_length - state.length)
         draft.confidence_threshold, draft.run_ahead = confidence_threshold, run_ahead
         draft.looks_out = False
@@ -175,33 +134,6 @@ class DraftEngine:
             self._run_ahead(draft)
         else:
             draft.looks_out = run_ahead is not None
-
-    def _commit(self, draft: _Session, state: State, new: list[int]) -> None:
-        """Puts `new` in the place of the draft tokens, and behind it the branch that was drafted for this outcome.
-
-        The KV of draft tokens that agree is kept and that of the branch moved up to it; the rest is rolled back.
-        """
-        known = draft.state.length
-        branch = draft.lookahead.come_true(new) if draft.lookahead is not None else None
-        agreeing = takewhile(lambda pair: pair[0].token == pair[1], zip(draft.drafted, new, strict=False))
-        num_agreeing = sum(1 for _ in agreeing)
-        draft.drafted = branch.drafted if branch is not None else []
-        draft.sequence.tokens[known:] = [*new, *(choice.token for choice in draft.drafted)]
-        draft.sequence.roll_back(known + num_agreeing)
-        if branch is not None and draft.sequence.num_computed == known + num_agreeing:
-            self._move_up(draft, branch)
-        draft.state, draft.draft_time_s, draft.lookahead = state, 0.0, None
-        draft.sequence.publish_full_blocks(self._runner.pool, state.length)
-
-    def _move_up(self, draft: _Session, branch: DraftedBranch) -> None:
-        """Copies the KV of a branch from its places in the tree to where its tokens now stand."""
-        sequence, block_size = draft.sequence, self._runner.pool.block_size
-        begin = sequence.num_computed
-        sources = [draft.state.length + node for node in branch.nodes]
-        destinations = range(begin, begin + len(sources))
-        if sources:
-            self._runner.device.move(sequence.slots(sources, block_size), sequence.slots(destinations, block_size))
-        sequence.num_computed = begin + len(sources)
 
     def close(self, session: int) -> None:
         """Frees the session's blocks. Closing one that is not open changes nothing."""
@@ -269,7 +201,7 @@ class DraftEngine:
         positions = [draft.state.length + depth for depth in depths[span.num_done :]]
         return Rows(draft.sampling, positions, min(self._top_probs, AHEAD_PROBS))
 
-    def _take(self, draft: _Session, span: Span, choices: list[Choice], seconds: float) -> None:
+    def _take(self, draft: DraftSession, span: Span, choices: list[Choice], seconds: float) -> None:
         """What a forward chose for one session."""
         if draft.looks_out:
             draft.looks_out, draft.sequence.num_computed = False, span.start + span.num_catch_up
@@ -301,7 +233,7 @@ class DraftEngine:
 
     # Running ahead.
 
-    def _run_ahead(self, draft: _Session, following: Choice | None = None) -> None:
+    def _run_ahead(self, draft: DraftSession, following: Choice | None = None) -> None:
         """Begins to draft on behind what may come of the proposal that has just been made.
 
         Args:

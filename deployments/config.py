@@ -143,6 +143,11 @@ class Speculation(Section):
     """Drafters the policy may pick from."""
     max_draft_tokens: Annotated[int, Field(ge=1, le=64)] = 7
     """Most draft tokens of one round (K)."""
+    run_ahead: bool = True
+    """The draft drafts on behind likely outcomes while its proposal is verified."""
+    batch_weight: Probability = 1.0
+    """How a request counts what its draft tokens cost: 0 what they cost itself, for the least latency of each; 1 what
+    they would cost if all requests did the same, for the most tokens/s of all together."""
     temperature_threshold: Annotated[float, Field(gt=0.0)] = 0.9
     """From this temperature on, speculation is off with reason `temperature`."""
     acceptance_floor: Probability = 0.05

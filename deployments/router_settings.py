@@ -18,7 +18,9 @@ def router_config(config: OutriderConfig) -> RouterConfig:
     speculation = config.speculation
     drafters = tuple(name for name in speculation.drafters if config.draft.enabled or name != DRAFT_MODEL)
     policy = PolicyConfig(
-        max_temperature=speculation.temperature_threshold, acceptance_floor=speculation.acceptance_floor
+        max_temperature=speculation.temperature_threshold,
+        acceptance_floor=speculation.acceptance_floor,
+        run_ahead=speculation.run_ahead,
     )
     workloads = read_workloads(PACKAGED) if speculation.workloads is None else speculation.workloads
     return RouterConfig(
@@ -28,6 +30,7 @@ def router_config(config: OutriderConfig) -> RouterConfig:
         sessions=SessionConfig(
             drafters=drafters if speculation.enabled else (),
             max_draft_tokens=speculation.max_draft_tokens,
+            batch_weight=speculation.batch_weight,
             workloads={name: workload.draft_acceptance for name, workload in workloads.items()},
             policy=policy,
             target_link=TargetLinkConfig(failover_wait_s=config.router.failover_wait_s),

@@ -82,8 +82,8 @@ class PositionEstimate:
 
 
 class ChangingEstimate(PositionEstimate):
-    """A session's estimate. Text changes its nature at any point, for all positions alike, and few rounds must do to see
-    that: what is known by position is scaled by how many tokens of late were accepted, over how many were to be expected.
+    """A session's estimate. Text changes its nature at any point, for all positions alike, and few rounds must do to
+    see that: what is known by position is scaled by the tokens accepted of late, over those that were to be expected.
     """
 
     def __init__(self, prior: PositionEstimate, *, decay: float, prior_weight: float, change_decay: float) -> None:

@@ -16,6 +16,7 @@ from engine.info import EngineInfo
 from engine.sampling import StopParams
 from router.acceptance import DRAFT_MODEL, AcceptancePriors
 from router.admission import Admission
+from router.costs import CostModel
 from router.detokenizer import Detokenizer
 from router.events import Complete, Event, NoObserver, Observer, RequestRecord
 from router.pacing import paced
@@ -92,7 +93,8 @@ class Router:
         self._tokenizer, self._config, self._clock = tokenizer, config, clock
         self._observer = observer or NoObserver()
         priors = AcceptancePriors(config.sessions.workloads)
-        self._shared = Shared(peers, clock, config.sessions, priors=priors, observer=self._observer)
+        costs = CostModel(batch_weight=config.sessions.batch_weight)
+        self._shared = Shared(peers, clock, config.sessions, costs, priors, self._observer)
         self._admission = Admission(config.max_concurrent, config.max_queued, clock)
 
     @property

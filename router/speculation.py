@@ -42,11 +42,13 @@ class SessionConfig:
     Attributes:
         drafters: drafters that may be used at all; none switches speculation off for every request.
         max_draft_tokens: most draft tokens of one round, whatever the target would verify.
+        batch_weight: of the cost model.
         workloads: for each class of request that one may name, what acceptance to expect (see AcceptancePriors).
     """
 
     drafters: tuple[str, ...] = DRAFTERS
     max_draft_tokens: int = 64
+    batch_weight: float = 1.0
     workloads: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     ngram: NgramConfig = field(default_factory=NgramConfig)

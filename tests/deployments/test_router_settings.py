@@ -11,3 +11,9 @@ from deployments.router_settings import router_config
 @pytest.mark.parametrize(("content", "wait_s"), [({}, 60.0), ({"router": {"failover_wait_s": 0}}, 0.0)])
 def test_how_long_a_request_waits_for_a_target(content: dict[str, object], wait_s: float) -> None:
     assert router_config(parse_config(content, "test")).sessions.target_link.failover_wait_s == wait_s
+
+
+def test_how_the_policy_weighs_and_whether_drafts_run_ahead() -> None:
+    speculation = {"run_ahead": False, "batch_weight": 0.25}
+    sessions = router_config(parse_config({"speculation": speculation}, "test")).sessions
+    assert (sessions.policy.run_ahead, sessions.batch_weight) == (False, 0.25)

@@ -25,7 +25,8 @@ class DraftLinkConfig:
     """Patience with a draft.
 
     Attributes:
-        retry_s: seconds before a failed draft is opened again; doubles with each failure in a row.
+        retry_s: seconds before a failed draft is opened again, unless another has come; doubles with each failure in a
+            row.
         max_retry_s: longest such wait.
         max_malformed: malformed proposals in a row after which the draft counts as failed.
         busy_rounds: rounds after which an answer that is still out is given up.
@@ -86,7 +87,7 @@ class DraftLink:
         self._late_streak = self._malformed_streak = self._failures = 0
         self._busy = 0  # rounds
         self._patience_s, self._probed = 0.0, 1  # how long the latest round waited at most, and for how many tokens
-        self._retry_at = float("-inf")
+        self._retry_at, self._arrivals = float("-inf"), 0
         self._closing: set[asyncio.Task[None]] = set()
 
     def warm_up(self, tokens: Sequence[int], vocab_size: int, traceparent: str = "") -> None:
@@ -180,7 +181,7 @@ class DraftLink:
         """False while there is no draft. True without a session means the sequence outgrew the draft's window."""
         if self._session is not None:
             return True
-        if self._clock() < self._retry_at:
+        if self._clock() < self._retry_at and self._drafts.arrivals == self._arrivals:
             return False
         # By load alone, unlike targets: a draft computes a prompt long before its target has, so a prefix found in
         # its cache gains nothing, while a neighbour more may make its proposals late.
@@ -285,6 +286,7 @@ class DraftLink:
         """The draft is of no use now: let go of it and try again after a while."""
         self._hang_up()
         self._retry_at = self._clock() + min(self._config.retry_s * 2**self._failures, self._config.max_retry_s)
+        self._arrivals = self._drafts.arrivals
         self._failures = min(self._failures + 1, 16)
         self._malformed_streak = self._late_streak = 0
 

@@ -23,16 +23,21 @@ class Pool(Generic[PortT]):
 
     Attributes:
         look: asks whoever discovers peers to look at once, because a replica is missed; set by them.
+        arrivals: replicas that have come so far; whoever was let down by one may try the next.
     """
 
     def __init__(self) -> None:
         self._ports: dict[str, PortT] = {}
+        self._listed: dict[str, PortT] = {}
         self._load: Counter[str] = Counter()
         self._replaced = asyncio.Event()
         self.look: Callable[[], None] = _look_nowhere
+        self.arrivals = 0
 
     def replace(self, ports: Mapping[str, PortT]) -> None:
-        self._ports = dict(ports)
+        # One that was lost and is still listed has not come anew.
+        self.arrivals += sum(1 for name, port in ports.items() if self._listed.get(name) is not port)
+        self._listed, self._ports = dict(ports), dict(ports)
         self._replaced.set()
         self._replaced = asyncio.Event()
 

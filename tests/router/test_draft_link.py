@@ -68,10 +68,10 @@ class Linked:
 
     def __init__(self) -> None:
         self.draft, self.clock, self.totals = HandDraft(), VirtualClock(), SpeculationTotals()
-        peers = PeerSet()
-        peers.drafts.replace({"draft": self.draft})
+        self.pool = PeerSet().drafts
+        self.pool.replace({"draft": self.draft})
         self.link = DraftLink(
-            peers.drafts, SamplingParams(), self.totals, self.clock, DraftLinkConfig(), on_early=lambda _: None
+            self.pool, SamplingParams(), self.totals, self.clock, DraftLinkConfig(), on_early=lambda _: None
         )
         self.tokens = [5, 6, 7]
 
@@ -171,4 +171,18 @@ async def test_a_draft_whose_early_proposal_is_verified_runs_ahead_of_that_and_o
     asking = linked.ask(timeout_s=60.0)
     linked.draft.say(linked.base)
     assert (await asking).proposal is not None
+    await linked.link.close()
+
+
+async def test_a_draft_that_has_come_anew_is_asked_at_once_however_often_its_like_has_failed() -> None:
+    linked = await warm()
+    for _ in range(8):  # by now the next try is seconds away
+        linked.draft.gone = Unavailable("gone")
+        linked.clock.spend(60.0)
+        linked.pool.replace({"draft": linked.draft})
+        linked.begin()
+        await linked.ask()
+    assert linked.begin() == "unavailable"
+    linked.pool.replace({"draft": HandDraft()})
+    assert linked.begin() == "ready"
     await linked.link.close()

@@ -43,6 +43,16 @@ def test_whoever_is_late_to_lose_a_replica_does_not_take_its_successor() -> None
     assert pool.pick() == ("a", "its successor")
 
 
+def test_only_a_replica_that_is_new_has_come() -> None:
+    pool: Pool[str] = Pool()
+    pool.replace({"a": "port a", "b": "port b"})
+    pool.lose("a", "port a")
+    pool.replace({"a": "port a", "b": "port b"})  # dead, but listed for a while yet
+    assert pool.arrivals == 2
+    pool.replace({"a": "its successor", "b": "port b"})
+    assert pool.arrivals == 3
+
+
 async def test_waiting_ends_with_the_first_replica_and_has_somebody_look() -> None:
     pool: Pool[str] = Pool()
     looks = Looks(pool)

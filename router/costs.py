@@ -142,6 +142,11 @@ class CostModel:
         return self.verify_s(0)
 
     @property
+    def knows_draft(self) -> bool:
+        """Whether the draft has been timed; before, what it costs is only assumed."""
+        return self._draft_token.known
+
+    @property
     def draft_token_s(self) -> float:
         return self._draft_token.value
 

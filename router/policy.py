@@ -119,7 +119,8 @@ def plan_round(
     if pause and (best is None or best.tokens_per_s * costs.plain_s < config.sure_above):
         stretch = pause if view.control.drafter == DRAFT_MODEL else min(pause, config.stretch)
         return RoundPlan(reason=_why_plain(options, costs), plain_tokens=min(stretch, view.tokens_left))
-    if best is None or (gate.is_open and best.tokens_per_s * costs.round_s(0) < 1.0):
+    is_untried = best is not None and best.plan.drafter == DRAFT_MODEL and not costs.knows_draft
+    if best is None or (gate.is_open and not is_untried and best.tokens_per_s * costs.round_s(0) < 1.0):
         return RoundPlan(reason=unusable or (_why_plain(options, costs) if offered else ""))
     return best.plan
 
@@ -220,15 +221,17 @@ class _DraftRounds:
         if not waiting:
             return []
         best = len(waiting) - 1 if self._is_fixed else max(range(len(waiting)), key=waiting.__getitem__)
-        ahead, speed = self._run_ahead, waiting[best]
+        speed = waiting[best]
+        # A draft that was never asked is asked first: nothing else tells what it costs.
+        may_go_plainly = self._run_ahead is not None and not self._is_fixed and self._costs.knows_draft
         # A target that goes on by itself loses no time, and no place in the batch.
-        at_once = 0.0 if ahead is None or self._is_fixed else self._speed(1.0, self._costs.early_round_s(0))
+        at_once = self._speed(1.0, self._costs.early_round_s(0)) if may_go_plainly else 0.0
         threshold = 0.0 if self._is_fixed else _confidence_threshold(speed, self._costs.draft_token_s, self._first)
         proposing = RoundPlan(
             DRAFT_MODEL, best + 1, threshold, run_ahead=self._timed(best + 1), plain_otherwise=at_once > speed
         )
         options = [_Option(proposing, speed, self._first)]
-        if ahead is not None and not self._is_fixed:
+        if may_go_plainly:
             plain = RoundPlan(run_ahead=self._timed(0), plain_otherwise=at_once > speed)
             options.insert(0, _Option(plain, self._speed(1.0, self._costs.round_s(0)), self._first))
         return options

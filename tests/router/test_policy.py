@@ -403,3 +403,14 @@ def test_a_pause_says_load_where_the_batch_is_why() -> None:
     for acceptance, reason in ((right_more_often_than_not(), "load"), (after(DRAFT_MODEL, 0), "acceptance")):
         planned = plan_round(view, CONFIG, acceptance, crowded(0.001, 300), gate)
         assert planned == RoundPlan(reason=reason, plain_tokens=CONFIG.stretch)
+
+
+def test_a_draft_that_was_never_asked_is_asked_though_it_is_assumed_not_to_pay() -> None:
+    """Of a target this fast only trying can tell; what is assumed of a draft would keep it from being measured."""
+    costs = CostModel()
+    for _ in range(20):
+        costs.saw_forward(Verdict(State(), 0, 0, (1,), forward_time_s=0.001, rows=1))
+    acceptance, gate = SessionAcceptance(AcceptancePriors()), SpeedGate(CONFIG)
+    assert plan_round(VIEW, CONFIG, acceptance, costs, gate).drafter == DRAFT_MODEL
+    costs.saw_draft(1, draft_s=0.003, wait_s=0.004)
+    assert plan_round(VIEW, CONFIG, acceptance, costs, gate).drafter == ""

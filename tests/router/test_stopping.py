@@ -147,6 +147,7 @@ def test_token_by_token_an_output_is_the_same(
         if position < len(ids):
             blocks.append(ids[position : position + size])
             position += size
+    blocks += [ids[position:]] if position < len(ids) else []
 
     def fresh() -> Output:
         return Output(TextStream(Detokenizer(tokenizer), StopStrings(tuple(strings))))

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -139,7 +140,7 @@ def test_a_killed_router_costs_a_client_of_ours_nothing(system: System, client: 
 
 
 def test_a_stopped_draft_costs_no_token_and_comes_back(system: System, client: Client, stub: Any) -> None:
-    ask = Ask(prompt="the fox", sampling=LONG, drafter="draft_model")
+    ask = Ask(prompt="the fox", sampling=LONG, drafter="draft_model", num_speculative_tokens=3)
     plain = client.generate(Ask(prompt="the fox", sampling=LONG, speculation="off"))
     (draft,) = system.endpoints("Draft")
     process = processes.replica("Draft", draft.address)
@@ -157,7 +158,7 @@ def test_a_stopped_draft_costs_no_token_and_comes_back(system: System, client: C
 def test_a_draft_at_a_tenth_of_its_speed_costs_no_token_and_is_used_again(
     system: System, client: Client, stub: Any
 ) -> None:
-    ask = Ask(prompt="the fox", sampling=LONG, drafter="draft_model")
+    ask = Ask(prompt="the fox", sampling=LONG, drafter="draft_model", num_speculative_tokens=3)
     plain = client.generate(Ask(prompt="the fox", sampling=LONG, speculation="off"))
     (draft,) = system.endpoints("Draft")
     heard_at, token_ids = [time.monotonic()], []
@@ -169,7 +170,7 @@ def test_a_draft_at_a_tenth_of_its_speed_costs_no_token_and_is_used_again(
     assert response.complete.speculation.dropped_proposals > 0
 
     def speculates() -> bool:
-        short = Ask(prompt="the fox", sampling={**LONG, "max_tokens": 40}, drafter="draft_model")
+        short = replace(ask, sampling={**LONG, "max_tokens": 40})
         return client.generate(short).complete.speculation.accepted_tokens > 0
 
     back_at = time.monotonic()

@@ -194,7 +194,7 @@ def runs_on(host: str, ask: Ask, client: Client, system: System) -> bool:
 
 def speculating(prompt: Sequence[int], sampling: dict[str, Any]) -> Ask:
     """Asks for proposals short enough to be back before a verification would be over."""
-    return Ask(token_ids=prompt, sampling=sampling, drafter="draft_model", max_draft_tokens=3)
+    return Ask(token_ids=prompt, sampling=sampling, drafter="draft_model", num_speculative_tokens=3)
 
 
 def cut_off(client: Client, ask: Ask, wire: Wire, mended: ExitStack) -> tuple[tuple[int, ...], pb.Complete]:

@@ -6,6 +6,9 @@ of its tokens accepted, then another token ("Speculative Speculative Decoding", 
 All that is drafted is one tree over the committed tokens: the trunk first, then the branches' tokens in the order they
 are computed, each in the slot after the one before. So the branches share the committed KV without a copy, one forward
 takes all of them a token further, and the one whose outcome comes true is moved into its place.
+
+Once they are sent the draft goes on with them until it hears which outcome it was: what has then been drafted behind
+the tokens that were sent is the first branch of the next round, which counts where that word has far to go.
 """
 
 from __future__ import annotations
@@ -130,12 +133,13 @@ class Lookahead:
         trunk: what is being verified.
         num_computed: of the trunk's tokens, those whose KV is there.
         chosen: the outcomes to draft on from, the likeliest first.
-        max_tokens: most draft tokens of a branch.
-        deadline: when the branches have to be sent.
+        plan: how far to go.
+        now: seconds of the engine's clock.
 
     Attributes:
+        deadline: when the branches have to be sent.
         num_done: tokens of the tree that are computed.
-        sent: the branches have been sent.
+        sent: the branches have been sent, as far as they were.
         seconds: device time spent on the branches.
     """
 
@@ -145,17 +149,31 @@ class Lookahead:
         trunk: Sequence[Choice],
         num_computed: int,
         chosen: Sequence[Outcome],
-        max_tokens: int,
-        deadline: float,
+        plan: RunAhead,
+        now: float,
     ) -> None:
-        self.state, self.trunk, self.num_done, self.deadline = state, tuple(trunk), num_computed, deadline
-        self._max_tokens = max_tokens
+        self.state, self.trunk, self.num_done = state, tuple(trunk), num_computed
+        self.deadline, self._over_at = now + plan.budget_s, now + plan.round_s
+        self._max_tokens = self._longest = plan.num_speculative_tokens
         self._tokens = [choice.token for choice in trunk]
         self._parents = list(chain_parents(len(trunk)))
         self._num_bonus = sum(1 for outcome in chosen if outcome.token is None)
         self._branches = [DraftedBranch(o.num_accepted, o.token) for o in chosen if o.token is not None]
         self._growing: list[DraftedBranch] = []  # whose tokens are the last of the tree
         self.sent, self.seconds = False, 0.0
+
+    def take_over(self, grown: Sequence[Choice]) -> None:
+        """Begins with a branch behind the whole trunk that is there from the round before, computed but for its last.
+
+        Args:
+            grown: the token that follows the trunk, and what was drafted behind it.
+        """
+        end, first = len(self.trunk), grown[0].token
+        others = [each for each in self._branches if (each.num_accepted, each.token) != (end, first)]
+        nodes = list(range(end, end + len(grown) - 1))
+        self._branches = [DraftedBranch(end, first, nodes, list(grown[1:])), *others]
+        self._tokens += [choice.token for choice in grown[:-1]]
+        self._parents += [node - 1 for node in nodes]
 
     def tree(self) -> Proposal:
         """All that is drafted and what is to be computed next, over `state`; what follows `num_done` is new."""
@@ -164,7 +182,7 @@ class Lookahead:
         return Proposal(self.state, tuple(self._tokens), tuple(self._parents))
 
     def _grow(self) -> None:
-        self._growing = [each for each in self._branches if each.waits and len(each.drafted) < self._max_tokens]
+        self._growing = [each for each in self._branches if each.waits and len(each.drafted) < self._longest]
         for branch in self._growing:
             self._parents.append(branch.nodes[-1] if branch.nodes else branch.num_accepted - 1)
             self._tokens.append(branch.next_token)
@@ -194,18 +212,27 @@ class Lookahead:
     @property
     def is_complete(self) -> bool:
         """Whether every branch is as long as it may be."""
-        return self.num_done >= len(self.trunk) and all(
-            len(each.drafted) >= self._max_tokens for each in self._branches
-        )
+        may_follow = self.num_done < len(self.trunk) and self._longest > 0  # the trunk's end has not been looked at
+        return not may_follow and all(len(each.drafted) >= self._longest for each in self._branches)
 
-    def early(self, drafter: str) -> EarlyProposals | None:
-        """The branches as they are; None when nothing is drafted yet."""
+    def stop_growing(self) -> None:
+        """The branches stay as long as they are."""
+        self._longest = 0
+
+    def keep_free(self, next_done: float) -> None:
+        """Stops growing what was sent if word of the round may come before one forward more is over."""
+        if self.sent and next_done > self._over_at:
+            self.stop_growing()
+
+    def send(self, drafter: str) -> EarlyProposals | None:
+        """The branches as they are; None when nothing is drafted yet. They may grow by as many tokens after that."""
+        self.sent, self._longest = True, 2 * self._max_tokens
         branches = tuple(
             Branch(
                 each.num_accepted,
                 each.token,
-                tuple(choice.token for choice in each.drafted),
-                draft_probs_of(each.drafted),
+                tuple(choice.token for choice in each.drafted[: self._max_tokens]),
+                draft_probs_of(each.drafted[: self._max_tokens]),
             )
             for each in self._branches
             if each.drafted

@@ -51,7 +51,25 @@ class DraftSession:
 
     @property
     def is_ahead(self) -> bool:
+        """Whether there are branches that have to be sent."""
         return self.lookahead is not None and not self.lookahead.sent
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether there are branches that were sent and may still grow."""
+        return self.lookahead is not None and self.lookahead.sent and not self.lookahead.is_complete
+
+    def set_apart(self, num_proposed: int) -> list[Choice]:
+        """Takes off the draft tokens past those that are being verified. Their KV stays where it is, behind the rest.
+
+        Returns:
+            Those tokens; none where there is no such KV.
+        """
+        is_computed = self.sequence.num_computed == len(self.sequence.tokens) - 1
+        grown = self.drafted[num_proposed:]
+        del self.drafted[num_proposed:], self.sequence.tokens[self.state.length + num_proposed :]
+        self.sequence.num_computed = min(self.sequence.num_computed, len(self.sequence.tokens))
+        return grown if is_computed else []
 
     def shorten(self, num_drafted: int) -> None:
         """Drops the draft tokens past the first `num_drafted`."""

@@ -11,6 +11,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from collections.abc import Sequence as Tokens
+from dataclasses import replace
 
 import torch
 
@@ -130,10 +131,11 @@ class DraftEngine:
         draft.looks_out = False
         if draft.wanted:
             draft.shorten(draft.wanted)
-        elif draft.drafted:
-            self._run_ahead(draft)
-        else:
-            draft.looks_out = run_ahead is not None
+        elif run_ahead is not None and run_ahead.num_proposed <= len(draft.drafted):
+            grown = draft.set_apart(run_ahead.num_proposed)
+            draft.looks_out = not draft.drafted and not grown
+            if not draft.looks_out:
+                self._run_ahead(draft, grown)
 
     def close(self, session: int) -> None:
         """Frees the session's blocks. Closing one that is not open changes nothing."""
@@ -142,7 +144,9 @@ class DraftEngine:
             closed.sequence.release(self._runner.pool)
 
     def has_work(self) -> bool:
-        return any(draft.wanted or draft.looks_out or draft.is_ahead for draft in self._sessions.values())
+        return any(
+            draft.wanted or draft.looks_out or draft.is_ahead or draft.goes_on for draft in self._sessions.values()
+        )
 
     def step(self) -> list[Output]:
         """One forward: one more token for all that is being drafted; the proposals that are ready, early ones too."""
@@ -151,7 +155,11 @@ class DraftEngine:
         plan = self._plan()
         if plan is not None:
             self._forward(plan)
-        return self._proposals() + self._early_proposals(is_stuck=plan is None)
+            return self._proposals() + self._early_proposals()
+        for draft in self._sessions.values():
+            if draft.lookahead is not None:
+                draft.lookahead.stop_growing()  # it gets no forward
+        return self._early_proposals()
 
     def _plan(self) -> StepPlan | None:
         sessions, pool = self._sessions.items(), self._runner.pool
@@ -167,11 +175,18 @@ class DraftEngine:
         return self._runner.plan([*owing, *ahead], {key: draft.sequence for key, draft in sessions})
 
     def _ahead_demands(self, num_owing: int) -> list[Demand]:
-        """Of those that run ahead. Where somebody waits for a proposal, only so many that he waits little longer."""
+        """Of those that run ahead. Where somebody waits for a proposal, only so many that he waits little longer.
+
+        With what was sent already the draft goes on when there is nothing else to do, one session at a time, because
+        whoever comes next has to wait for the forward under way.
+        """
         room = self._pace.rows_within(_MOST_SLOWDOWN * self._pace.seconds(num_owing)) if num_owing else float("inf")
+        ahead = [(key, draft) for key, draft in self._sessions.items() if draft.is_ahead]
+        if not ahead and not num_owing:
+            ahead = [(key, draft) for key, draft in self._sessions.items() if draft.goes_on][:1]
         demands: list[Demand] = []
-        for key, draft in self._sessions.items():
-            if draft.lookahead is None or draft.lookahead.sent or draft.lookahead.width > room:
+        for key, draft in ahead:
+            if draft.lookahead is None or draft.lookahead.width > room:
                 continue
             room -= draft.lookahead.width
             demands.append(Demand(key, draft.sequence, draft.lookahead.tree(), draft.lookahead.num_done))
@@ -205,7 +220,7 @@ class DraftEngine:
         """What a forward chose for one session."""
         if draft.looks_out:
             draft.looks_out, draft.sequence.num_computed = False, span.start + span.num_catch_up
-            self._run_ahead(draft, choices[0])
+            self._run_ahead(draft, choices[:1])
         elif span.num_done is None:
             draft.sequence.num_computed = span.start + span.num_catch_up
             draft.sequence.tokens.append(choices[0].token)
@@ -233,25 +248,28 @@ class DraftEngine:
 
     # Running ahead.
 
-    def _run_ahead(self, draft: DraftSession, following: Choice | None = None) -> None:
-        """Begins to draft on behind what may come of the proposal that has just been made.
+    def _run_ahead(self, draft: DraftSession, grown: Tokens[Choice] = ()) -> None:
+        """Begins to draft on behind what may come of what is being verified.
 
         Args:
             draft: the session.
-            following: what may come behind the last committed token, where there is no proposal.
+            grown: what the draft has chosen behind all of that already; all but the last have been computed.
         """
         run_ahead, sequence = draft.run_ahead, draft.sequence
         num_computed = sequence.num_computed - draft.state.length
         if run_ahead is None or num_computed < 0 or not sequence.block_table:
             return
         draws = not draft.sampling.greedy and draft.sampling.seed is None
-        found = outcomes(draft.drafted, run_ahead.acceptance if draws else None, following)
+        found = outcomes(draft.drafted, run_ahead.acceptance if draws else None, grown[0] if grown else None)
         width = how_many(found, run_ahead, self._rows_for(run_ahead))
         room = self._runner.max_context_length - len(sequence.tokens) - 1
-        longest = min(run_ahead.num_speculative_tokens, room)
+        longest = min(run_ahead.num_speculative_tokens, room // 2)
         if longest > 0:
-            deadline = self._clock() + run_ahead.budget_s
-            draft.lookahead = Lookahead(draft.state, draft.drafted, num_computed, found[:width], longest, deadline)
+            plan = replace(run_ahead, num_speculative_tokens=longest)
+            num_done = num_computed + len(grown[1:])
+            draft.lookahead = Lookahead(draft.state, draft.drafted, num_done, found[:width], plan, self._clock())
+            if grown:
+                draft.lookahead.take_over(grown)
 
     def _rows_for(self, run_ahead: RunAhead) -> Callable[[float], float]:
         """How many rows one session may have in a forward if so many forwards are to fit into its time."""
@@ -263,21 +281,21 @@ class DraftEngine:
 
         return rows_for
 
-    def _early_proposals(self, *, is_stuck: bool) -> list[Output]:
-        """Of those that are done, would be late after one forward more, or get no blocks for one."""
+    def _early_proposals(self) -> list[Output]:
+        """Of those that are done or would be late after one forward more."""
         growing = [draft.lookahead.width for draft in self._sessions.values() if draft.lookahead and draft.is_ahead]
         owing = sum(1 for draft in self._sessions.values() if draft.wanted or draft.looks_out)
         next_done = self._clock() + self._pace.seconds(owing + sum(growing))
         found: list[Output] = []
         for key, draft in self._sessions.items():
             lookahead = draft.lookahead
-            if lookahead is None or lookahead.sent:
+            if lookahead is None:
                 continue
-            if is_stuck or next_done > lookahead.deadline or lookahead.is_complete:
-                lookahead.sent = True
-                early = lookahead.early(DRAFTER)
+            if not lookahead.sent and (next_done > lookahead.deadline or lookahead.is_complete):
+                early = lookahead.send(DRAFTER)
                 if early is not None:
                     found.append((key, early))
+            lookahead.keep_free(self._clock() + self._pace.seconds(lookahead.width))
         return found
 
     def _stop_running_ahead(self) -> None:

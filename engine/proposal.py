@@ -189,13 +189,22 @@ class RunAhead:
 
     Attributes:
         num_speculative_tokens: most draft tokens for one outcome.
-        budget_s: seconds until the early proposals have to be on their way.
         acceptance: chance that a draft token is accepted if the one before it was.
+        budget_s: seconds until the early proposals have to be on their way.
+        round_s: seconds until the round is over, and word of it may come.
+        num_proposed: draft tokens that are being verified, where no proposal is asked for: those of the early proposal
+            that came true, none in a plain round.
     """
 
     num_speculative_tokens: int
-    budget_s: float
     acceptance: float
+    budget_s: float = 0.0
+    round_s: float = 0.0
+    num_proposed: int = 0
+
+    def later(self, seconds: float) -> RunAhead:
+        """The same, so many seconds after it was said."""
+        return replace(self, budget_s=max(0.0, self.budget_s - seconds), round_s=max(0.0, self.round_s - seconds))
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,7 +79,7 @@ class CostModel:
         self._gap = MovingAverage(0.0)
         self._draft_token = MovingAverage(defaults.draft_token_s)
         self._draft_wait = MovingAverage(defaults.overhead_s / 2)
-        self._ahead_reserve = Allowance()
+        self._ahead_reserves = {False: Allowance(), True: Allowance()}  # by whether the draft was asked for a proposal
         self._hits = MovingAverage(0.0, weight=0.05)
 
     def saw_forward(self, verdict: Verdict) -> None:
@@ -104,9 +104,14 @@ class CostModel:
         """One round behind which the draft ran ahead: whether the next proposal was at the target when it was over."""
         self._hits.add(float(is_hit))
 
-    def saw_ahead_reserve(self, reserve_s: float) -> None:
-        """What would have had to be left of a round's expected time for its early proposals to come in time."""
-        self._ahead_reserve.add(max(reserve_s, 0.0))
+    def saw_ahead_reserve(self, reserve_s: float, *, is_asked: bool) -> None:
+        """What would have had to be left of a round's expected time for its early proposals to come in time.
+
+        Args:
+            is_asked: the draft was asked for the proposal of that round, and went on when it had made it; otherwise it
+                had to be told first that the round has begun.
+        """
+        self._ahead_reserves[is_asked].add(max(reserve_s, 0.0))
 
     def saw_draft(self, num_tokens: int, draft_s: float, wait_s: float) -> None:
         """One proposal: device time for its tokens, and how long the round waited for it in all."""
@@ -167,11 +172,12 @@ class CostModel:
         """A round whose proposal was made ahead."""
         return self.verify_s(num_proposed) + self._gap.value
 
-    def ahead_s(self, num_proposed: int) -> float:
+    def ahead_s(self, num_proposed: int, *, is_asked: bool) -> float:
         """What a draft that runs ahead has for it: the verification, less the way to it and to the target.
 
         Never next to nothing: what is not tried is not measured.
         """
-        reserve = self._ahead_reserve if self._ahead_reserve.known else self._draft_wait
+        own, other = self._ahead_reserves[is_asked], self._ahead_reserves[not is_asked]
+        reserve = own if own.known else other if other.known else self._draft_wait
         forward_s = self.next_forward_s(num_proposed)
         return max(forward_s - reserve.value - _TO_TARGET_S, _LEAST_AHEAD * forward_s)

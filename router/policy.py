@@ -78,7 +78,7 @@ class RoundPlan:
         confidence_threshold: the draft may end its chain below this probability.
         reason: why the drafter that was asked for does not speculate now.
         plain_tokens: tokens the target decodes by itself; 1 is an ordinary round with an empty proposal.
-        run_ahead: how far the draft may run ahead of this round.
+        run_ahead: how far the draft may run ahead of this round; how long is for router.running_ahead to say.
         plain_otherwise: where nothing was drafted ahead for what comes of this round, the next is to be a plain one, at
             once; otherwise it waits for the draft.
     """
@@ -227,12 +227,11 @@ class _DraftRounds:
         # A target that goes on by itself loses no time, and no place in the batch.
         at_once = self._speed(1.0, self._costs.early_round_s(0)) if may_go_plainly else 0.0
         threshold = 0.0 if self._is_fixed else _confidence_threshold(speed, self._costs.draft_token_s, self._first)
-        proposing = RoundPlan(
-            DRAFT_MODEL, best + 1, threshold, run_ahead=self._timed(best + 1), plain_otherwise=at_once > speed
-        )
+        ahead = self._run_ahead
+        proposing = RoundPlan(DRAFT_MODEL, best + 1, threshold, run_ahead=ahead, plain_otherwise=at_once > speed)
         options = [_Option(proposing, speed, self._first)]
         if may_go_plainly:
-            plain = RoundPlan(run_ahead=self._timed(0), plain_otherwise=at_once > speed)
+            plain = RoundPlan(run_ahead=ahead, plain_otherwise=at_once > speed)
             options.insert(0, _Option(plain, self._speed(1.0, self._costs.round_s(0)), self._first))
         return options
 
@@ -255,14 +254,7 @@ class _DraftRounds:
         """How far to run ahead."""
         speeds = [(1.0 + self._accepted[size - 1]) / self._costs.early_round_s(size) for size in self._sizes()]
         size = len(speeds) if self._is_fixed else 1 + max(range(len(speeds)), key=speeds.__getitem__)
-        return RunAhead(size, 0.0, self._first)
-
-    def _timed(self, num_proposed: int) -> RunAhead | None:
-        """How far, and in what time, while so many tokens are verified."""
-        ahead = self._run_ahead
-        if ahead is None:
-            return None
-        return RunAhead(ahead.num_speculative_tokens, self._costs.ahead_s(num_proposed), ahead.acceptance)
+        return RunAhead(size, self._first)
 
 
 def _confidence_threshold(tokens_per_s: float, draft_token_s: float, first_acceptance: float) -> float:

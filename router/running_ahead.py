@@ -18,15 +18,15 @@ class _Told:
     """What a draft was told while a round was under way, and how long that and its answer took. Seconds.
 
     Attributes:
-        expected_s: how long the round was expected to take.
+        is_asked: it was asked for the proposal that is verified.
         took_s: how long it took.
         answered_s: from when the draft was told until its early proposals came.
     """
 
     base: State
     run_ahead: RunAhead
+    is_asked: bool
     at: float
-    expected_s: float
     took_s: float | None = None
     answered_s: float | None = None
 
@@ -35,7 +35,7 @@ class _Told:
         """What would have had to be left of the round's expected time for the early proposals to come in time."""
         if self.took_s is None or self.answered_s is None:
             return None
-        return self.expected_s - self.took_s + self.answered_s - self.run_ahead.budget_s
+        return self.run_ahead.round_s - self.took_s + self.answered_s - self.run_ahead.budget_s
 
 
 class RunningAhead:
@@ -72,27 +72,39 @@ class RunningAhead:
         self._told.clear()
         self._next = None
 
-    def begin(self, proposal: Proposal, run_ahead: RunAhead | None, *, plain_otherwise: bool) -> RunAhead | None:
+    def begin(
+        self, proposal: Proposal, run_ahead: RunAhead | None, *, is_asked: bool, plain_otherwise: bool
+    ) -> RunAhead | None:
         """A round has begun that the draft may run ahead of; what it is to be told.
 
         Args:
             proposal: what is verified.
-            run_ahead: how far to run, but for the time, which is that of this round.
+            run_ahead: how far to run.
+            is_asked: the draft was asked for the proposal, and runs ahead of it already.
             plain_otherwise: what the target is to do where nothing was drafted for what comes of it.
         """
         self._next, self._plain_otherwise = None, plain_otherwise
         self._book.begin(proposal)
         if run_ahead is None:
             return None
-        size = len(proposal.tokens)
-        told = replace(run_ahead, budget_s=self._costs.ahead_s(size))
-        self._told.append(_Told(proposal.base, told, self._clock(), self._costs.next_forward_s(size)))
+        told = self.timed(run_ahead, len(proposal.tokens), is_asked=is_asked)
+        self._told.append(_Told(proposal.base, told, is_asked, self._clock()))
         return told
+
+    def timed(self, run_ahead: RunAhead, num_proposed: int, *, is_asked: bool) -> RunAhead:
+        """How far, and how long, while so many draft tokens are verified."""
+        return replace(
+            run_ahead,
+            budget_s=self._costs.ahead_s(num_proposed, is_asked=is_asked),
+            round_s=self._costs.next_forward_s(num_proposed),
+            num_proposed=num_proposed,
+        )
 
     def arrived(self, early: EarlyProposals) -> None:
         """Proposals that the draft made ahead. Those that come too late it will make again, if it is asked."""
+        shortest = min(len(branch.tokens) for branch in early.branches)
         for told in self._told:
-            if told.base == early.after and len(early.branches[0].tokens) < told.run_ahead.num_speculative_tokens:
+            if told.base == early.after and shortest < told.run_ahead.num_speculative_tokens:
                 told.answered_s = self._clock() - told.at
                 self._learn(told)
         early = replace(early, plain_otherwise=self._plain_otherwise)
@@ -116,4 +128,4 @@ class RunningAhead:
 
     def _learn(self, told: _Told) -> None:
         if told.reserve_s is not None:
-            self._costs.saw_ahead_reserve(told.reserve_s)
+            self._costs.saw_ahead_reserve(told.reserve_s, is_asked=told.is_asked)

@@ -32,7 +32,6 @@ from router.target_link import TargetLinkConfig
 from rpc.tracing import start_span, traceparent_of
 
 _MIN_PATIENCE_S = 0.02  # a draft gets at least so long, however fast the target
-_MOST_DRAFTING_S = 0.05  # and at most so much more than a verification
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +144,7 @@ class Speculator:
         """The draft is asked for nothing but what may come of this round."""
         assert self._draft is not None
         plan, proposal = round_.plan, round_.proposal
-        told = self._ahead.begin(proposal, plan.run_ahead, plain_otherwise=plan.plain_otherwise)
+        told = self._ahead.begin(proposal, plan.run_ahead, is_asked=False, plain_otherwise=plan.plain_otherwise)
         self._draft.went_on(proposal.base, tokens, told)
 
     def _go_on(self, early: Proposal, plan: RoundPlan, began: float, tokens: Sequence[int]) -> Round:
@@ -189,16 +188,16 @@ class Speculator:
         """A draft has as long as a verification takes, and what it should take itself; then the round goes on."""
         assert self._draft is not None
         costs, size = self._shared.costs, round_.plan.num_speculative_tokens
-        patience_s = max(_MIN_PATIENCE_S, costs.next_forward_s(size)) + min(
-            size * costs.draft_token_s, _MOST_DRAFTING_S
-        )
-        base = round_.proposal.base
-        answer = await self._draft.propose(base, tokens, round_.plan, patience_s, traceparent_of(round_.span))
+        verify_s = max(_MIN_PATIENCE_S, costs.next_forward_s(size))
+        patience_s = verify_s + min(size * costs.draft_token_s, verify_s)
+        base, plan = round_.proposal.base, round_.plan
+        if plan.run_ahead is not None:
+            plan = replace(plan, run_ahead=self._ahead.timed(plan.run_ahead, size, is_asked=True))
+        answer = await self._draft.propose(base, tokens, plan, patience_s, traceparent_of(round_.span))
         round_.draft_wait_s, round_.dropped, round_.arm = answer.wait_s, answer.dropped, DRAFT_MODEL
         if answer.proposal is not None:
             round_.proposal = answer.proposal
-            plan = round_.plan
-            self._ahead.begin(answer.proposal, plan.run_ahead, plain_otherwise=plan.plain_otherwise)
+            self._ahead.begin(answer.proposal, plan.run_ahead, is_asked=True, plain_otherwise=plan.plain_otherwise)
             costs.saw_draft(len(answer.proposal.tokens), answer.proposal.draft_time_s, answer.wait_s)
 
     def _learn_ahead(self, round_: Round, verdict: Verdict) -> None:

@@ -148,7 +148,9 @@ def encode_run_ahead(run_ahead: RunAhead | None) -> drafting_pb.RunAhead | None:
     return drafting_pb.RunAhead(
         num_speculative_tokens=run_ahead.num_speculative_tokens,
         budget_s=run_ahead.budget_s,
+        round_s=run_ahead.round_s,
         acceptance=run_ahead.acceptance,
+        num_proposed=run_ahead.num_proposed,
     )
 
 
@@ -159,9 +161,11 @@ def decode_run_ahead(message: drafting_pb.Advance) -> RunAhead | None:
     asked = message.run_ahead
     if not math.isfinite(asked.budget_s):
         raise InvalidArgument("run_ahead.budget_s", asked.budget_s, "seconds")
+    if not 0.0 <= asked.round_s < math.inf:
+        raise InvalidArgument("run_ahead.round_s", asked.round_s, "seconds")
     if not 0.0 <= asked.acceptance <= 1.0:
         raise InvalidArgument("run_ahead.acceptance", asked.acceptance, "0 to 1")
-    return RunAhead(asked.num_speculative_tokens, asked.budget_s, asked.acceptance)
+    return RunAhead(asked.num_speculative_tokens, asked.acceptance, asked.budget_s, asked.round_s, asked.num_proposed)
 
 
 def _decode_probs(message: pb.ProposalTree | pb.Branch) -> tuple[SparseProbs, ...] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -176,7 +177,13 @@ class _DraftingStream(RouterStream[DraftEngine, DraftOutput, drafting_pb2.DraftR
         run_ahead = codecs.decode_run_ahead(request)
         if num_tokens:
             _begin_span(session, base, "outrider.draft", request.traceparent, "")
-        return lambda engine, number: engine.advance(number, base, tail, num_tokens, threshold, run_ahead)
+        arrived = time.monotonic()  # the engine may be amid a forward
+
+        def command(engine: DraftEngine, number: int) -> None:
+            ahead = run_ahead and run_ahead.later(time.monotonic() - arrived)
+            engine.advance(number, base, tail, num_tokens, threshold, ahead)
+
+        return command
 
 
 def _note_request(session: ServedSession[Any, Any], traceparent: str) -> None:

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from rpc.pb import session_pb2 as rpc_dot_pb_dot_session__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15rpc/pb/drafting.proto\x12\x0boutrider.v1\x1a\x14rpc/pb/session.proto\"<\n\rDraftRequests\x12+\n\x08requests\x18\x01 \x03(\x0b\x32\x19.outrider.v1.DraftRequest\"\x96\x01\n\x0c\x44raftRequest\x12&\n\x04open\x18\x01 \x01(\x0b\x32\x16.outrider.v1.OpenDraftH\x00\x12\'\n\x07\x61\x64vance\x18\x02 \x01(\x0b\x32\x14.outrider.v1.AdvanceH\x00\x12*\n\x05\x63lose\x18\x03 \x01(\x0b\x32\x19.outrider.v1.CloseSessionH\x00\x42\t\n\x07request\"z\n\tOpenDraft\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x18\n\x10prompt_token_ids\x18\x02 \x03(\r\x12-\n\x08sampling\x18\x03 \x01(\x0b\x32\x1b.outrider.v1.EngineSampling\x12\x13\n\x0btraceparent\x18\x04 \x01(\t\"\xd0\x01\n\x07\x41\x64vance\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12)\n\x04\x62\x61se\x18\x02 \x01(\x0b\x32\x1b.outrider.v1.CommittedState\x12\x0c\n\x04tail\x18\x03 \x03(\r\x12\x1e\n\x16num_speculative_tokens\x18\x04 \x01(\r\x12\x1c\n\x14\x63onfidence_threshold\x18\x05 \x01(\x01\x12\x13\n\x0btraceparent\x18\x06 \x01(\t\x12(\n\trun_ahead\x18\x07 \x01(\x0b\x32\x15.outrider.v1.RunAhead\"P\n\x08RunAhead\x12\x1e\n\x16num_speculative_tokens\x18\x01 \x01(\r\x12\x10\n\x08\x62udget_s\x18\x02 \x01(\x01\x12\x12\n\nacceptance\x18\x03 \x01(\x01\"8\n\x0c\x44raftReplies\x12(\n\x07replies\x18\x01 \x03(\x0b\x32\x17.outrider.v1.DraftReply\"\xd1\x01\n\nDraftReply\x12\x30\n\x08proposal\x18\x01 \x01(\x0b\x32\x1c.outrider.v1.SessionProposalH\x00\x12,\n\x06\x63losed\x18\x02 \x01(\x0b\x32\x1a.outrider.v1.SessionClosedH\x00\x12,\n\x06\x66\x61iled\x18\x03 \x01(\x0b\x32\x1a.outrider.v1.SessionFailedH\x00\x12,\n\x05\x65\x61rly\x18\x04 \x01(\x0b\x32\x1b.outrider.v1.EarlyProposalsH\x00\x42\x07\n\x05reply\"O\n\x0fSessionProposal\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12+\n\x08proposal\x18\x02 \x01(\x0b\x32\x19.outrider.v1.ProposalTree2\x93\x01\n\x08\x44rafting\x12\x43\n\x06Stream\x12\x1a.outrider.v1.DraftRequests\x1a\x19.outrider.v1.DraftReplies(\x01\x30\x01\x12\x42\n\x07GetInfo\x12\x1e.outrider.v1.EngineInfoRequest\x1a\x17.outrider.v1.EngineInfob\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15rpc/pb/drafting.proto\x12\x0boutrider.v1\x1a\x14rpc/pb/session.proto\"<\n\rDraftRequests\x12+\n\x08requests\x18\x01 \x03(\x0b\x32\x19.outrider.v1.DraftRequest\"\x96\x01\n\x0c\x44raftRequest\x12&\n\x04open\x18\x01 \x01(\x0b\x32\x16.outrider.v1.OpenDraftH\x00\x12\'\n\x07\x61\x64vance\x18\x02 \x01(\x0b\x32\x14.outrider.v1.AdvanceH\x00\x12*\n\x05\x63lose\x18\x03 \x01(\x0b\x32\x19.outrider.v1.CloseSessionH\x00\x42\t\n\x07request\"z\n\tOpenDraft\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x18\n\x10prompt_token_ids\x18\x02 \x03(\r\x12-\n\x08sampling\x18\x03 \x01(\x0b\x32\x1b.outrider.v1.EngineSampling\x12\x13\n\x0btraceparent\x18\x04 \x01(\t\"\xd0\x01\n\x07\x41\x64vance\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12)\n\x04\x62\x61se\x18\x02 \x01(\x0b\x32\x1b.outrider.v1.CommittedState\x12\x0c\n\x04tail\x18\x03 \x03(\r\x12\x1e\n\x16num_speculative_tokens\x18\x04 \x01(\r\x12\x1c\n\x14\x63onfidence_threshold\x18\x05 \x01(\x01\x12\x13\n\x0btraceparent\x18\x06 \x01(\t\x12(\n\trun_ahead\x18\x07 \x01(\x0b\x32\x15.outrider.v1.RunAhead\"w\n\x08RunAhead\x12\x1e\n\x16num_speculative_tokens\x18\x01 \x01(\r\x12\x10\n\x08\x62udget_s\x18\x02 \x01(\x01\x12\x12\n\nacceptance\x18\x03 \x01(\x01\x12\x14\n\x0cnum_proposed\x18\x04 \x01(\r\x12\x0f\n\x07round_s\x18\x05 \x01(\x01\"8\n\x0c\x44raftReplies\x12(\n\x07replies\x18\x01 \x03(\x0b\x32\x17.outrider.v1.DraftReply\"\xd1\x01\n\nDraftReply\x12\x30\n\x08proposal\x18\x01 \x01(\x0b\x32\x1c.outrider.v1.SessionProposalH\x00\x12,\n\x06\x63losed\x18\x02 \x01(\x0b\x32\x1a.outrider.v1.SessionClosedH\x00\x12,\n\x06\x66\x61iled\x18\x03 \x01(\x0b\x32\x1a.outrider.v1.SessionFailedH\x00\x12,\n\x05\x65\x61rly\x18\x04 \x01(\x0b\x32\x1b.outrider.v1.EarlyProposalsH\x00\x42\x07\n\x05reply\"O\n\x0fSessionProposal\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12+\n\x08proposal\x18\x02 \x01(\x0b\x32\x19.outrider.v1.ProposalTree2\x93\x01\n\x08\x44rafting\x12\x43\n\x06Stream\x12\x1a.outrider.v1.DraftRequests\x1a\x19.outrider.v1.DraftReplies(\x01\x30\x01\x12\x42\n\x07GetInfo\x12\x1e.outrider.v1.EngineInfoRequest\x1a\x17.outrider.v1.EngineInfob\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,13 +41,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ADVANCE']._serialized_start=400
   _globals['_ADVANCE']._serialized_end=608
   _globals['_RUNAHEAD']._serialized_start=610
-  _globals['_RUNAHEAD']._serialized_end=690
-  _globals['_DRAFTREPLIES']._serialized_start=692
-  _globals['_DRAFTREPLIES']._serialized_end=748
-  _globals['_DRAFTREPLY']._serialized_start=751
-  _globals['_DRAFTREPLY']._serialized_end=960
-  _globals['_SESSIONPROPOSAL']._serialized_start=962
-  _globals['_SESSIONPROPOSAL']._serialized_end=1041
-  _globals['_DRAFTING']._serialized_start=1044
-  _globals['_DRAFTING']._serialized_end=1191
+  _globals['_RUNAHEAD']._serialized_end=729
+  _globals['_DRAFTREPLIES']._serialized_start=731
+  _globals['_DRAFTREPLIES']._serialized_end=787
+  _globals['_DRAFTREPLY']._serialized_start=790
+  _globals['_DRAFTREPLY']._serialized_end=999
+  _globals['_SESSIONPROPOSAL']._serialized_start=1001
+  _globals['_SESSIONPROPOSAL']._serialized_end=1080
+  _globals['_DRAFTING']._serialized_start=1083
+  _globals['_DRAFTING']._serialized_end=1230
 # @@protoc_insertion_point(module_scope)

@@ -54,14 +54,18 @@ class Advance(_message.Message):
     def __init__(self, session: _Optional[int] = ..., base: _Optional[_Union[_session_pb2.CommittedState, _Mapping]] = ..., tail: _Optional[_Iterable[int]] = ..., num_speculative_tokens: _Optional[int] = ..., confidence_threshold: _Optional[float] = ..., traceparent: _Optional[str] = ..., run_ahead: _Optional[_Union[RunAhead, _Mapping]] = ...) -> None: ...
 
 class RunAhead(_message.Message):
-    __slots__ = ("num_speculative_tokens", "budget_s", "acceptance")
+    __slots__ = ("num_speculative_tokens", "budget_s", "acceptance", "num_proposed", "round_s")
     NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     BUDGET_S_FIELD_NUMBER: _ClassVar[int]
     ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROPOSED_FIELD_NUMBER: _ClassVar[int]
+    ROUND_S_FIELD_NUMBER: _ClassVar[int]
     num_speculative_tokens: int
     budget_s: float
     acceptance: float
-    def __init__(self, num_speculative_tokens: _Optional[int] = ..., budget_s: _Optional[float] = ..., acceptance: _Optional[float] = ...) -> None: ...
+    num_proposed: int
+    round_s: float
+    def __init__(self, num_speculative_tokens: _Optional[int] = ..., budget_s: _Optional[float] = ..., acceptance: _Optional[float] = ..., num_proposed: _Optional[int] = ..., round_s: _Optional[float] = ...) -> None: ...
 
 class DraftReplies(_message.Message):
     __slots__ = ("replies",)

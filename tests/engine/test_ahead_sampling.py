@@ -99,7 +99,7 @@ class ToyPair:
         for run in runs:
             assert run.trunk is not None
             chosen = outcomes(run.trunk, self._acceptance)[:WIDTH]
-            run.lookahead = Lookahead(run.state, run.trunk, len(run.trunk) - 1, chosen, DEPTH, deadline=0.0)
+            run.lookahead = Lookahead(run.state, run.trunk, len(run.trunk) - 1, chosen, RunAhead(DEPTH, 1.0), 0.0)
             growing.append(run.lookahead)
         while growing:
             wanted = [lookahead.tree().tokens[lookahead.num_done :] for lookahead in growing]
@@ -119,7 +119,7 @@ class ToyPair:
         if lookahead is None or len(run.tokens) >= LENGTH:
             return
         self.num_followed += 1
-        early = lookahead.early("draft_model")
+        early = lookahead.send("draft_model")
         assert early is not None
         branch = early.find(len(judgement.accepted), judgement.tokens[-1])
         true = lookahead.come_true(judgement.tokens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from engine.sampling import SamplingParams
 from tests.engine.models import VOCAB, plain_greedy
 from tests.engine.test_drafting import make_engine
 
-FAR = RunAhead(num_speculative_tokens=3, budget_s=60.0, acceptance=0.7)
+FAR = RunAhead(num_speculative_tokens=3, budget_s=60.0, round_s=120.0, acceptance=0.7)
 
 
 def run(engine: DraftEngine, session: int = 1) -> list[Proposal | EarlyProposals]:
@@ -62,7 +63,7 @@ def test_what_comes_true_goes_on_round_after_round(draft_folder: Path) -> None:
     num_hits = 0
     for turn in range(24):
         wanted = 0 if trunk else 4
-        engine.advance(1, State.of(tokens), tail, wanted, run_ahead=FAR)
+        engine.advance(1, State.of(tokens), tail, wanted, run_ahead=replace(FAR, num_proposed=len(trunk)))
         said = run(engine)
         if wanted:
             proposal = said.pop(0)
@@ -82,6 +83,57 @@ def test_what_comes_true_goes_on_round_after_round(draft_folder: Path) -> None:
             num_hits += 1
         tokens = tokens + tail
     assert num_hits > 15
+
+
+def opened_with_early(engine: DraftEngine, plan: RunAhead) -> tuple[list[int], EarlyProposals]:
+    """A session on its first proposal, and that with its early proposals, when there is nothing more to do."""
+    engine.open(1, [5, 6, 7], SamplingParams())
+    engine.advance(1, State.of([5, 6, 7]), [], 4, run_ahead=plan)
+    proposal, early = run(engine)
+    assert isinstance(proposal, Proposal)
+    assert isinstance(early, EarlyProposals)
+    return list(proposal.tokens), early
+
+
+@pytest.mark.parametrize("which", [0, -1])
+def test_what_was_drafted_behind_what_was_sent_is_there_when_the_next_round_begins(
+    draft_folder: Path, which: int
+) -> None:
+    engine = make_engine(draft_folder)
+    trunk, early = opened_with_early(engine, FAR)
+    branch = early.branches[which]
+    tail = [*trunk[: branch.num_accepted], branch.token]
+    tokens, no_time = [5, 6, 7, *tail], replace(FAR, budget_s=0.0, round_s=0.0, num_proposed=3)
+    engine.advance(1, State.of(tokens), tail, 0, run_ahead=no_time)
+    before = engine.info().forwards
+    (early,) = run(engine)
+    assert isinstance(early, EarlyProposals)
+    assert engine.info().forwards <= before + 1
+    check_branches(draft_folder, tokens, list(branch.tokens), early)
+    assert early.branches[0].num_accepted == 3
+    assert len(early.branches[0].tokens) >= 2
+
+
+def test_it_does_not_go_on_where_word_of_the_round_may_come_any_moment(draft_folder: Path) -> None:
+    forwards = []
+    for plan in (FAR, replace(FAR, round_s=0.0)):
+        engine = make_engine(draft_folder)
+        _, early = opened_with_early(engine, plan)
+        assert {len(branch.tokens) for branch in early.branches} == {3}
+        forwards.append(engine.info().forwards)
+    assert forwards[0] == forwards[1] + 3
+
+
+def test_a_branch_that_never_reached_the_target_is_not_taken_for_what_is_verified(draft_folder: Path) -> None:
+    engine = make_engine(draft_folder)
+    trunk, early = opened_with_early(engine, FAR)
+    branch = early.branches[1]
+    tail = [*trunk[: branch.num_accepted], branch.token]
+    engine.advance(1, State.of([5, 6, 7, *tail]), tail, 0, run_ahead=FAR)  # a plain round is under way
+    (early,) = run(engine)
+    assert isinstance(early, EarlyProposals)
+    check_branches(draft_folder, [5, 6, 7, *tail], [], early)
+    assert early.branches[0].token == branch.tokens[0]
 
 
 def test_a_branch_that_was_not_sent_in_time_is_the_answer_when_it_is_asked_for(draft_folder: Path) -> None:
@@ -216,7 +268,9 @@ def test_wide_where_rows_are_free_and_narrow_where_they_cost_depth() -> None:
 
 
 def test_a_lookahead_that_is_refused_a_forward_asks_for_the_same_again() -> None:
-    lookahead = Lookahead(State.of([1]), [choice(1, (1, 0.9), (2, 0.1))], 0, [Outcome(0.1, 0, 2)], 2, 1.0)
+    lookahead = Lookahead(
+        State.of([1]), [choice(1, (1, 0.9), (2, 0.1))], 0, [Outcome(0.1, 0, 2)], RunAhead(2, 0.5), 0.0
+    )
     assert lookahead.tree() == lookahead.tree()
     assert lookahead.tree().tokens == (1, 2)
-    assert lookahead.early("draft_model") is None
+    assert lookahead.send("draft_model") is None

@@ -26,6 +26,7 @@ from router.service import Router, RouterConfig
 from router.speculation import SessionConfig
 from router.tokenizer import Tokenizer
 from rpc.clients import DraftClient, TargetClient
+from rpc.delay import DelayInterceptor, DelayLine
 from rpc.servers import serve_engine
 from rpc.servicers import DraftingServicer, VerificationServicer
 
@@ -72,9 +73,11 @@ async def emulated_system(
     target = target_loop(build_target_engine(settings, device=emulation.target_device(settings)))
     draft = draft_loop(build_draft_engine(DraftSettings(settings), emulation.draft_device(settings)))
     servers = []
-    for loop, servicer in ((target, VerificationServicer(target)), (draft, DraftingServicer(draft))):
-        loop.start()  # type: ignore[attr-defined]
-        servers.append(await serve_engine(servicer))
+    one_way_s = (emulation.target_one_way_s, emulation.draft_one_way_s)
+    for servicer, seconds in zip((VerificationServicer(target), DraftingServicer(draft)), one_way_s, strict=True):
+        servicer.loop.start()
+        network = DelayInterceptor(DelayLine(seconds, asyncio.get_running_loop()))
+        servers.append(await serve_engine(servicer, interceptors=[network] if seconds else []))
     clients = await TargetClient.connect(servers[0].address), await DraftClient.connect(servers[1].address)
     peers = PeerSet()
     peers.targets.replace({"target": clients[0] if jitter is None else JitteryTarget(clients[0], jitter)})

@@ -37,7 +37,7 @@ def test_a_draft_that_runs_ahead_has_a_verification_less_the_way_there_and_back(
     costs = CostModel()
     costs.saw_round(verdict(3, 0.040), round_s=0.050, draft_wait_s=0.009)
     costs.saw_draft(3, draft_s=0.006, wait_s=0.009)
-    assert costs.ahead_s(3) == pytest.approx(0.040 - 0.003 - 0.001)
+    assert costs.ahead_s(3, is_asked=True) == pytest.approx(0.040 - 0.003 - 0.001)
     costs.saw_early(verdict(3, 0.040), round_s=0.0405)
     assert costs.early_round_s(3) == pytest.approx(0.0405)
 
@@ -72,5 +72,5 @@ def test_a_draft_is_never_given_longer_than_a_forward_and_never_next_to_nothing(
     costs.saw_forward(verdict(3, 0.040))
     for reserve_s, left_s in ((-1.0, 0.039), (10.0, 0.010)):
         for _ in range(1000):
-            costs.saw_ahead_reserve(reserve_s)
-        assert costs.ahead_s(3) == pytest.approx(left_s, rel=0.05)
+            costs.saw_ahead_reserve(reserve_s, is_asked=True)
+        assert costs.ahead_s(3, is_asked=True) == pytest.approx(left_s, rel=0.05)

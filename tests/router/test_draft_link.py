@@ -15,7 +15,7 @@ from router.policy import RoundPlan
 from tests.router.fakes import VirtualClock, engine_info
 
 PATIENCE_S = 0.01
-AHEAD = RunAhead(7, 0.02, 0.8)
+AHEAD = RunAhead(7, 0.8, 0.02)
 PLAN = RoundPlan("draft_model", 3, run_ahead=AHEAD)
 
 

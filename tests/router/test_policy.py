@@ -309,11 +309,10 @@ def planned_with(
     return plan_round(view, config, acceptance, costs, SpeedGate(config))
 
 
-def test_the_draft_runs_ahead_for_as_long_as_a_verification_less_the_way() -> None:
+def test_the_draft_runs_ahead_as_far_as_pays() -> None:
     costs = measured()
     run_ahead = planned_with(costs, after(DRAFT_MODEL, 4)).run_ahead
     assert run_ahead is not None
-    assert 0.0 < run_ahead.budget_s == costs.ahead_s(run_ahead.num_speculative_tokens) < VERIFY_S
     assert run_ahead.acceptance == pytest.approx(after(DRAFT_MODEL, 4).arm(DRAFT_MODEL).conditional(0))
     assert 1 <= run_ahead.num_speculative_tokens <= 7
 

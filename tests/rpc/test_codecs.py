@@ -49,7 +49,8 @@ EARLY = st.builds(
     FLOATS,
     st.booleans(),
 )
-RUN_AHEAD = st.builds(RunAhead, U32, st.floats(allow_nan=False, allow_infinity=False), st.floats(0.0, 1.0))
+SECONDS = st.floats(0.0, allow_infinity=False)
+RUN_AHEAD = st.builds(RunAhead, U32, st.floats(0.0, 1.0), SECONDS, SECONDS, U32)
 
 
 def through_wire(message):
@@ -187,11 +188,13 @@ def test_early_proposals_without_their_parts_are_refused(missing: str) -> None:
 @pytest.mark.parametrize(
     ("asked", "field"),
     [
-        (RunAhead(3, float("nan"), 0.5), "budget_s"),
-        (RunAhead(3, float("inf"), 0.5), "budget_s"),
-        (RunAhead(3, 0.1, 2.0), "acceptance"),
-        (RunAhead(3, 0.1, -0.1), "acceptance"),
-        (RunAhead(3, 0.1, float("nan")), "acceptance"),
+        (RunAhead(3, 0.5, float("nan")), "budget_s"),
+        (RunAhead(3, 0.5, float("inf")), "budget_s"),
+        (RunAhead(3, 0.5, 0.1, float("nan")), "round_s"),
+        (RunAhead(3, 0.5, 0.1, -1.0), "round_s"),
+        (RunAhead(3, 2.0, 0.1), "acceptance"),
+        (RunAhead(3, -0.1, 0.1), "acceptance"),
+        (RunAhead(3, float("nan"), 0.1), "acceptance"),
     ],
 )
 def test_running_ahead_by_numbers_that_are_none_is_refused(asked: RunAhead, field: str) -> None:

@@ -25,6 +25,7 @@ from rpc.pb import session_pb2, verification_pb2, verification_pb2_grpc
 from rpc.servicers import _VerificationStream
 from tests.rpc.fakes import BUG, CRASH, FAULT, OVERLOAD, next_token
 from tests.rpc.serving import GREEDY, NOT_SERVING, SERVING, STOPS, Served, health_of, served_draft, served_target
+from tests.waiting import until
 
 
 async def rounds(served: Served, prompt_length: int, num_rounds: int) -> list[int]:
@@ -82,7 +83,7 @@ async def test_draft_proposes_from_the_state_it_was_told() -> None:
         assert engine.lengths == {}
 
 
-AHEAD = RunAhead(num_speculative_tokens=2, budget_s=0.0625, acceptance=0.75)
+AHEAD = RunAhead(num_speculative_tokens=2, budget_s=60.0, acceptance=0.75)
 
 
 async def test_a_draft_is_told_to_run_ahead_and_what_it_makes_ahead_arrives() -> None:
@@ -91,7 +92,10 @@ async def test_a_draft_is_told_to_run_ahead_and_what_it_makes_ahead_arrives() ->
         session = client.open([1, 2, 3], GREEDY, on_early=arrived.put_nowait)
         session.advance(State(3, 77), [3], 2, run_ahead=AHEAD)
         proposal, early = await session.proposal(), await arrived.get()
-        assert engine.run_ahead == {1: AHEAD}
+        told = engine.run_ahead[1]
+        assert told is not None
+        assert told == AHEAD.later(AHEAD.budget_s - told.budget_s)
+        assert 0.0 < told.budget_s <= AHEAD.budget_s  # less the time it has waited for the engine
         assert (early.after, early.trunk) == (State(3, 77), State(3, 77).extend(proposal.tokens))
         assert early.branches == (Branch(2, next_token(5), (next_token(6), next_token(7))),)
         session.advance(early.trunk, proposal.tokens, 0, run_ahead=AHEAD)  # no proposal is owed
@@ -168,7 +172,7 @@ async def test_a_draft_whose_early_proposals_cannot_be_read_is_lost_to_that_sess
 async def test_running_ahead_by_numbers_that_are_none_fails_the_session_alone() -> None:
     async with served_draft() as (_, _, client):
         failing, neighbour = (client.open([1] * n, GREEDY, on_early=lambda _: None) for n in (2, 3))
-        failing.advance(State(2, 5), [1], 1, run_ahead=RunAhead(2, float("nan"), 0.5))
+        failing.advance(State(2, 5), [1], 1, run_ahead=RunAhead(2, 0.5, float("nan")))
         with pytest.raises(InvalidArgument, match=r"run_ahead\.budget_s"):
             await failing.proposal()
         neighbour.advance(State(3, 5), [1], 1)
@@ -369,6 +373,8 @@ async def test_a_stuck_step_is_unhealthy_and_idleness_is_not() -> None:
     async with served_target(clock=lambda: now[0], stall_limit_s=30.0) as served:
         await served.settle()
         now[0] += 1000.0
+        # The thread says that it idles a moment after it has answered.
+        assert await asyncio.to_thread(until, lambda: served.loop.unhealthy() is None, 10.0)
         assert await health_of(served.server.address) == SERVING
         served.engine.gate.clear()
         session = served.client.open([1, 2], [], GREEDY, STOPS)

@@ -118,7 +118,7 @@ async def test_rounds_that_the_target_begins_by_itself_have_spans(exporter: InMe
             target = served.client.open([1, 2], [], GREEDY, STOPS, traceparent=traceparent)
             await target.verdict()
             draft = draft_client.open([1, 2], GREEDY, on_early=came.put_nowait, traceparent=traceparent)
-            draft.advance(State(3, 8), [next_token(2)], 0, run_ahead=RunAhead(2, 0.1, 0.8))
+            draft.advance(State(3, 8), [next_token(2)], 0, run_ahead=RunAhead(2, 0.8, 0.1))
             early = await came.get()
             # The fake target does not hold early proposals: a round that no one asked it for stands for one.
             (session,) = served.engine.lengths

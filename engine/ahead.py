@@ -134,7 +134,7 @@ class Lookahead:
         num_computed: of the trunk's tokens, those whose KV is there.
         chosen: the outcomes to draft on from, the likeliest first.
         plan: how far to go.
-        now: seconds of the engine's clock.
+        since: when the times of that began to count, in seconds of the engine's clock.
 
     Attributes:
         deadline: when the branches have to be sent.
@@ -150,10 +150,10 @@ class Lookahead:
         num_computed: int,
         chosen: Sequence[Outcome],
         plan: RunAhead,
-        now: float,
+        since: float,
     ) -> None:
         self.state, self.trunk, self.num_done = state, tuple(trunk), num_computed
-        self.deadline, self._over_at = now + plan.budget_s, now + plan.round_s
+        self.deadline, self._over_at = since + plan.budget_s, since + plan.round_s
         self._max_tokens = self._longest = plan.num_speculative_tokens
         self._tokens = [choice.token for choice in trunk]
         self._parents = list(chain_parents(len(trunk)))

@@ -27,6 +27,7 @@ class DraftSession:
         wanted: draft tokens the router asked for; 0 when nothing is owed.
         draft_time_s: device time of this proposal so far.
         run_ahead: how far to run ahead of it once it is made.
+        ahead_since: when its times began to count, in seconds of the engine's clock.
         lookahead: the branches that were drafted behind it.
         looks_out: there is no proposal, and what may follow the last committed token has to be found out first.
     """
@@ -39,6 +40,7 @@ class DraftSession:
     confidence_threshold: float = 0.0
     draft_time_s: float = 0.0
     run_ahead: RunAhead | None = None
+    ahead_since: float = 0.0
     lookahead: Lookahead | None = None
     looks_out: bool = False
 

@@ -127,7 +127,7 @@ class DraftEngine:
             self._runner.device.move(sources, destinations)
         draft.sequence.publish_full_blocks(self._runner.pool, state.length)
         draft.wanted = min(num_speculative_tokens, self._runner.max_context_length - state.length)
-        draft.confidence_threshold, draft.run_ahead = confidence_threshold, run_ahead
+        draft.confidence_threshold, draft.run_ahead, draft.ahead_since = confidence_threshold, run_ahead, self._clock()
         draft.looks_out = False
         if draft.wanted:
             draft.shorten(draft.wanted)
@@ -236,7 +236,7 @@ class DraftEngine:
         ready: list[Output] = []
         for key in [key for key, draft in self._sessions.items() if draft.is_ready]:
             draft = self._sessions[key]
-            draft.wanted = 0
+            draft.wanted, draft.ahead_since = 0, self._clock()
             self._sessions.move_to_end(key)
             self._run_ahead(draft)
             tokens, draft_probs = [choice.token for choice in draft.drafted], draft_probs_of(draft.drafted)
@@ -267,7 +267,7 @@ class DraftEngine:
         if longest > 0:
             plan = replace(run_ahead, num_speculative_tokens=longest)
             num_done = num_computed + len(grown[1:])
-            draft.lookahead = Lookahead(draft.state, draft.drafted, num_done, found[:width], plan, self._clock())
+            draft.lookahead = Lookahead(draft.state, draft.drafted, num_done, found[:width], plan, draft.ahead_since)
             if grown:
                 draft.lookahead.take_over(grown)
 

@@ -185,11 +185,14 @@ class Speculator:
             await self._draft.close()
 
     async def _ask_draft(self, round_: Round, tokens: Sequence[int]) -> None:
-        """A draft has as long as a verification takes, and what it should take itself; then the round goes on."""
+        """A draft has as long as a verification takes, and what it should take itself; then the round goes on.
+
+        What it should take is not known before its first answer.
+        """
         assert self._draft is not None
         costs, size = self._shared.costs, round_.plan.num_speculative_tokens
         verify_s = max(_MIN_PATIENCE_S, costs.next_forward_s(size))
-        patience_s = verify_s + min(size * costs.draft_token_s, verify_s)
+        patience_s = verify_s + (min(size * costs.draft_token_s, verify_s) if costs.knows_draft else verify_s)
         base, plan = round_.proposal.base, round_.plan
         if plan.run_ahead is not None:
             plan = replace(plan, run_ahead=self._ahead.timed(plan.run_ahead, size, is_asked=True))

@@ -4,15 +4,16 @@ and translates back; errors become status codes in one place.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
-from functools import partial
+from dataclasses import replace
 from typing import Any
 
 import grpc
 from ray.serve.grpc_util import RayServegRPCContext
 from ray.serve.handle import DeploymentHandle
 
+from cluster.discovery import Endpoint
 from deployments.config import OutriderConfig
 from deployments.metrics import RouterMetrics
 from deployments.models import resolve_model
@@ -59,7 +60,10 @@ class RouterDeployment:
         self._keepers: list[PeerKeeper[Any]] = []
 
         def keep(kind: str, handle: DeploymentHandle[Any], pool: Pool[Any], client: type[Any]) -> None:
-            seen = partial(metrics.engines_seen, kind)
+            def seen(endpoints: Sequence[Endpoint]) -> None:
+                metrics.engines_seen(kind, endpoints)
+                metrics.load_seen(self._router.running_requests, self._router.queued_requests)
+
             period_s, fingerprint = config.router.peer_refresh_s, tokenizer.fingerprint()
             keeper: PeerKeeper[Any] = PeerKeeper(handle, pool, client, seen, period_s, fingerprint)
             pool.look = keeper.look_now
@@ -75,11 +79,11 @@ class RouterDeployment:
         num_delivered = 0
         try:
             asked = generate_request(request, traceparent=grpc_context.traceparent() or "")
-            request_id = asked.request_id or grpc_context.request_id() or ""
+            asked = replace(asked, request_id=asked.request_id or grpc_context.request_id() or "")
             num_delivered = len(asked.resume_from)
             async with aclosing(self._router.generate(asked)) as events:
                 async for event in events:
-                    yield event_message(request_id, event)
+                    yield event_message(asked.request_id, event)
                     num_delivered += len(event.token_ids) if isinstance(event, Delta) else 0
         except Exception as error:
             _fail(error, grpc_context, num_delivered)

@@ -88,6 +88,10 @@ class RoundRecord:
         is_early: the target began it by itself, with a proposal that it had before.
         is_hit: whether it had the next proposal when this round was over; None where no draft ran ahead for it.
         num_wasted: draft tokens that were drafted ahead and that this round has made useless.
+        queue_s: of round_s, waiting in the target for its forward.
+        num_stale: proposals that came since the round before, for a state that had passed.
+        is_switch: `reason` is not that of the request's round before.
+        workload: the class that the request named, or "".
     """
 
     drafter: str
@@ -102,6 +106,10 @@ class RoundRecord:
     is_early: bool
     is_hit: bool | None
     num_wasted: int
+    queue_s: float = 0.0
+    num_stale: int = 0
+    is_switch: bool = False
+    workload: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +120,13 @@ class RequestRecord:
         outcome: "stop", "length", "cancelled", or the class name of the error.
         complete: its final event; None when it did not get one.
         num_delivered: tokens that this call streamed, whatever came of it; those it resumed from are not among them.
+        elapsed_s: from arrival to its end, whatever that was.
     """
 
     outcome: str
     complete: Complete | None
     num_delivered: int = 0
+    elapsed_s: float = 0.0
 
 
 class Observer(Protocol):

@@ -33,6 +33,9 @@ class Round:
     is_early: bool = False
     is_hit: bool | None = None
     num_wasted: int = 0
+    num_stale: int = 0
+    is_switch: bool = False
+    workload: str = ""
     span: Span | None = None
 
     @property
@@ -54,6 +57,10 @@ def record_of(round_: Round, verdict: Verdict, round_s: float) -> RoundRecord:
         is_early=round_.is_early,
         is_hit=round_.is_hit,
         num_wasted=round_.num_wasted,
+        queue_s=verdict.queue_time_s,
+        num_stale=round_.num_stale,
+        is_switch=round_.is_switch,
+        workload=round_.workload,
     )
 
 
@@ -72,3 +79,5 @@ def annotate(span: Span | None, record: RoundRecord) -> None:
             "outrider.num_wasted": record.num_wasted,
         }
     )
+    if record.is_hit is not None:
+        span.set_attribute("outrider.early_hit", record.is_hit)

@@ -21,6 +21,7 @@ from router.detokenizer import Detokenizer
 from router.events import Complete, Event, NoObserver, Observer, RequestRecord
 from router.pacing import paced
 from router.peers import PeerSet
+from router.request_span import begin_request, end_request, note_target
 from router.requests import (
     FIELDS,
     Chat,
@@ -40,7 +41,6 @@ from router.speculation import SessionConfig, Shared
 from router.stopping import Output, StopStrings, TextStream
 from router.stopwatch import Stopwatch
 from router.tokenizer import Tokenizer
-from rpc.tracing import start_span
 
 _LARGE_TEXT_BYTES = 1 << 15  # tokenizing more takes milliseconds, so it is not done on the event loop
 
@@ -117,7 +117,7 @@ class Router:
             DeadlineExceeded: the request's deadline passed.
         """
         stopwatch = Stopwatch(self._clock)
-        span = start_span("outrider.request", request.traceparent, {"outrider.request_id": request.request_id})
+        span = begin_request(request)
         outcome, complete, num_delivered = "cancelled", None, 0
         try:
             check_request(request, self._config.sessions.drafters, self._config.sessions.workloads)
@@ -137,8 +137,8 @@ class Router:
             outcome = "InternalError"
             raise
         finally:
-            self._observer.request_finished(RequestRecord(outcome, complete, num_delivered))
-            _end_span(span, outcome, complete)
+            self._observer.request_finished(RequestRecord(outcome, complete, num_delivered, stopwatch.elapsed_s))
+            end_request(span, outcome, complete)
 
     async def tokenize(
         self, given: RawPrompt | Chat, *, add_special_tokens: bool = False
@@ -178,6 +178,7 @@ class Router:
         prompt = await self._encode(request.input, info)
         stops = fit_to_window(request, len(prompt), info.max_context_length, self._config.default_max_tokens)
         stops.validate(info.vocab_size)
+        note_target(span, info, stops)
         output = await self._resumed_output(request, stops, info)
         checked = SessionRequest(
             tuple(prompt),
@@ -257,24 +258,3 @@ def _check_token_ids(input_ids: tuple[int, ...], vocab_size: int) -> None:
 
 async def _off_loop(num_chars: int, encode: Callable[[], list[int]]) -> list[int]:
     return encode() if num_chars < _LARGE_TEXT_BYTES else await asyncio.to_thread(encode)
-
-
-def _end_span(span: Span | None, outcome: str, complete: Complete | None) -> None:
-    if span is None:
-        return
-    span.set_attribute("outrider.outcome", outcome)
-    if complete is not None:
-        totals = complete.speculation
-        span.set_attributes(
-            {
-                "outrider.prompt_tokens": complete.usage.prompt_tokens,
-                "outrider.completion_tokens": complete.usage.completion_tokens,
-                "outrider.rounds": totals.rounds,
-                "outrider.acceptance_rate": totals.acceptance_rate,
-                "outrider.mean_acceptance_length": totals.mean_acceptance_length,
-                "outrider.switched_off_reason": totals.switched_off_reason,
-                "outrider.ttft_ms": complete.timing.ttft_ms,
-                "outrider.failovers": complete.failovers,
-            }
-        )
-    span.end()

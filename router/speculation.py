@@ -90,7 +90,8 @@ class Speculator:
         self._draft: DraftLink | None = None
         self._ahead = RunningAhead(shared.costs, shared.clock, propose_early)
         self._max_proposal = 0
-        self._num_prompt = len(request.prompt)
+        self._num_prompt, self._workload = len(request.prompt), request.workload
+        self._num_stale = 0  # counted so far
         self.totals = SpeculationTotals()
         self.saw_tokens(request.prompt + request.resumed)
 
@@ -161,7 +162,7 @@ class Speculator:
         plan, now = round_.plan, self._shared.clock()
         round_s, round_.began = now - round_.began, now
         self.totals.count_round(len(verdict.tokens))
-        self._note_switch(plan, verdict.base.length - self._num_prompt)
+        round_.is_switch = self._note_switch(plan, verdict.base.length - self._num_prompt)
         if verdict.dropped:
             self.totals.count_dropped("refused")
         if verdict.num_proposed:
@@ -173,6 +174,8 @@ class Speculator:
                 self._acceptance.observe(DRAFTED, plan.num_speculative_tokens, verdict.num_proposed)
         self._learn_times(round_, verdict, round_s)
         self._learn_ahead(round_, verdict)
+        round_.workload = self._workload
+        self._learn_stale(round_)
         record = record_of(round_, verdict, round_s)
         self._shared.observer.round_finished(record)
         annotate(round_.span, record)
@@ -212,7 +215,7 @@ class Speculator:
             self.totals.count_ahead(is_hit)
             self._shared.costs.saw_ahead(is_hit)
 
-    def _note_switch(self, plan: RoundPlan, num_generated: int) -> None:
+    def _note_switch(self, plan: RoundPlan, num_generated: int) -> bool:
         """Tells the trace when speculation goes off, on, or stays off for another reason."""
         before, self.totals.switched_off_reason = self.totals.switched_off_reason, plan.reason
         if plan.reason != before and self._span is not None:
@@ -224,6 +227,11 @@ class Speculator:
                 "outrider.num_speculative_tokens": plan.num_speculative_tokens,
             }
             self._span.add_event("outrider.speculation", found)
+        return plan.reason != before
+
+    def _learn_stale(self, round_: Round) -> None:
+        num_stale = self.totals.dropped.get("stale", 0)
+        round_.num_stale, self._num_stale = num_stale - self._num_stale, num_stale
 
     def _learn_times(self, round_: Round, verdict: Verdict, round_s: float) -> None:
         costs = self._shared.costs

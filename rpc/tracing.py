@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.trace import NoOpTracer, Span, Tracer
+from opentelemetry.trace import NoOpTracer, Span, SpanKind, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from engine.errors import InvalidArgument
@@ -79,7 +79,14 @@ def tracer() -> Tracer:
     return _state.tracer
 
 
-def start_span(name: str, traceparent: str, attributes: Attributes, *, start_ns: int | None = None) -> Span | None:
+def start_span(
+    name: str,
+    traceparent: str,
+    attributes: Attributes,
+    *,
+    kind: SpanKind = SpanKind.INTERNAL,
+    start_ns: int | None = None,
+) -> Span | None:
     """A span whose parent is `traceparent` (a new trace if that is empty or malformed); None while tracing is off.
 
     Args:
@@ -88,7 +95,7 @@ def start_span(name: str, traceparent: str, attributes: Attributes, *, start_ns:
     if _state.provider is None:
         return None
     parent = parse_traceparent(traceparent)
-    return _state.tracer.start_span(name, context=parent, attributes=dict(attributes), start_time=start_ns)
+    return _state.tracer.start_span(name, context=parent, kind=kind, attributes=dict(attributes), start_time=start_ns)
 
 
 def traceparent_of(span: Span | None) -> str:

@@ -7,9 +7,9 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import typer
@@ -56,6 +56,23 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
+class Demand:
+    """What the requests of one run have in common.
+
+    Attributes:
+        num_sessions: requests at once.
+        num_tokens: of every output.
+        temperature: see Load.
+        num_prompt: tokens of every prompt.
+    """
+
+    num_sessions: int
+    num_tokens: int
+    temperature: float
+    num_prompt: int = NUM_PROMPT
+
+
+@dataclass(frozen=True, slots=True)
 class Profile:
     """A configuration that emulates, under the name of its file."""
 
@@ -66,6 +83,10 @@ class Profile:
     def emulation(self) -> Emulation:
         assert self.config.emulation is not None  # read_profile() has seen to it
         return self.config.emulation
+
+    def with_devices(self, emulation: Emulation) -> Profile:
+        """The same with others in their place."""
+        return Profile(self.name, self.config.model_copy(update={"emulation": emulation}))
 
 
 def read_profile(path: Path, **varied: float | None) -> Profile:
@@ -79,12 +100,12 @@ def read_profile(path: Path, **varied: float | None) -> Profile:
     if config.emulation is None:
         raise typer.BadParameter(f"{path} has no section `emulation`", param_hint="--emulate")
     emulation = config.emulation.varied(**{name: value for name, value in varied.items() if value is not None})
-    return Profile(path.stem, config.model_copy(update={"emulation": emulation}))
+    return Profile(path.stem, config).with_devices(emulation)
 
 
 def bench(profile: Profile, load: Load, modes: Sequence[Mode], *, as_json: bool) -> list[Mark]:
     """Measures and reports; returns what can be drawn."""
-    _check_load(profile.config, load)
+    check_places(profile.config, max(load.sessions))
     runs = measure(profile, load, modes)
     rows = summarize_runs(runs, profile.emulation.target)
     if as_json:
@@ -98,30 +119,38 @@ def bench(profile: Profile, load: Load, modes: Sequence[Mode], *, as_json: bool)
 def measure(profile: Profile, load: Load, modes: Sequence[Mode]) -> list[Run]:
     """Runs every mode `load.repeats` times at every number of sessions; the order turns with each repeat."""
     runs = []
-    with ExitStack() as stack:
-        address = stack.enter_context(local_system(_on_free_ports(_allowing(profile.config, modes))))
-        callers = stack.enter_context(Callers(address, max(load.sessions)))
-        progress = stack.enter_context(Progress(console=err))
+    with running_stand(profile, modes, max(load.sessions)) as stand, Progress(console=err) as progress:
         task = progress.add_task("measuring", total=len(load.sessions) * len(modes) * load.repeats)
-        stand = _Stand(profile.emulation, callers, load)
         for num_sessions in load.sessions:
+            demand = Demand(num_sessions, load.num_tokens, load.temperature)
             for mode in modes:  # estimates are those of this load before anything counts
-                stand.warm_up(num_sessions, mode)
+                stand.warm_up(demand, mode)
             for repeat in range(load.repeats):
                 for mode in in_turn(modes, repeat):
-                    runs.append(stand.run(num_sessions, mode, repeat))
+                    runs.append(stand.run(demand, mode, repeat))
                     progress.advance(task)
     names = [mode.name for mode in modes]
     return sorted(runs, key=lambda run: (load.sessions.index(run.num_sessions), names.index(run.mode)))
 
 
-def _check_load(config: OutriderConfig, load: Load) -> None:
+@contextmanager
+def running_stand(profile: Profile, modes: Sequence[Mode], most: int) -> Iterator[Stand]:
+    """Runs a system of `profile`'s devices on this machine for as long as the block runs.
+
+    Args:
+        modes: those that will be asked of it.
+        most: requests at once.
+    """
+    config = _on_free_ports(_allowing(profile.config, modes))
+    with local_system(config) as address, Callers(address, most) as callers:
+        yield Stand(profile.emulation, callers)
+
+
+def check_places(config: OutriderConfig, most: int) -> None:
     """Raises BadParameter where sessions would have to wait for a place: they are to be measured side by side."""
     places = min(config.router.max_concurrent, config.target.max_sessions, config.draft.max_sessions)
-    if max(load.sessions) > places:
-        raise typer.BadParameter(
-            f"found {max(load.sessions)}, allowed are at most {places} in this profile", param_hint="--sessions"
-        )
+    if most > places:
+        raise typer.BadParameter(f"found {most}, allowed are at most {places} in this profile", param_hint="--sessions")
 
 
 def _allowing(config: OutriderConfig, modes: Sequence[Mode]) -> OutriderConfig:
@@ -162,33 +191,35 @@ class _Reading:
         )
 
 
-class _Stand:
+class Stand:
     """Runs one mode at a time on the running system."""
 
-    def __init__(self, emulation: Emulation, callers: Callers, load: Load) -> None:
-        self._emulation, self._callers, self._load = emulation, callers, load
+    def __init__(self, emulation: Emulation, callers: Callers) -> None:
+        self._emulation, self._callers = emulation, callers
 
-    def warm_up(self, num_sessions: int, mode: Mode) -> None:
-        prompts = _prompts(num_sessions, "warm-up")
-        self._generate(prompts, mode, min(WARM_UP_TOKENS, self._load.num_tokens))
+    def warm_up(self, demand: Demand, mode: Mode) -> None:
+        """Runs what does not count."""
+        short = replace(demand, num_tokens=min(WARM_UP_TOKENS, demand.num_tokens))
+        self._generate(short, _prompts(short, "warm-up"), mode)
 
-    def run(self, num_sessions: int, mode: Mode, repeat: int) -> Run:
-        prompts = _prompts(num_sessions, str(repeat))
+    def run(self, demand: Demand, mode: Mode, repeat: int) -> Run:
+        """Runs and checks it."""
+        prompts = _prompts(demand, str(repeat))
         before, client_before = _Reading.take(), time.process_time()
-        results = self._generate(prompts, mode, self._load.num_tokens)
+        results = self._generate(demand, prompts, mode)
         client_s, after = time.process_time() - client_before, _Reading.take()
         dilation = self._emulation.dilation
         decoded = sum(len(result.token_ids) - 1 for result in results)
         cpu_s = {kind: after.cpu_s[kind] - before.cpu_s[kind] for kind in after.cpu_s}
         return Run(
-            num_sessions=num_sessions,
+            num_sessions=demand.num_sessions,
             mode=mode.name,
             repeat=repeat,
             decoded_tokens=decoded,
             decode_s=sum(map(decode_s, results)) / dilation,
-            context=NUM_PROMPT + self._load.num_tokens / 2,
+            context=demand.num_prompt + demand.num_tokens / 2,
             counts=Counts.total(Counts.of(result.complete.speculation) for result in results),
-            wrong_tokens=self._wrong_tokens(prompts, results),
+            wrong_tokens=self._wrong_tokens(demand, prompts, results),
             forward_s=(after.forward_s - before.forward_s) / dilation,
             bubble_s=(after.bubble_s - before.bubble_s) / dilation,
             forwards=after.forwards - before.forwards,
@@ -197,21 +228,21 @@ class _Stand:
             reasons=tuple(sorted({result.complete.speculation.switched_off_reason for result in results} - {""})),
         )
 
-    def _generate(self, prompts: Sequence[list[int]], mode: Mode, num_tokens: int) -> list[Result]:
-        sampling = {"max_tokens": num_tokens, "ignore_eos": True, "temperature": self._load.temperature}
+    def _generate(self, demand: Demand, prompts: Sequence[list[int]], mode: Mode) -> list[Result]:
+        sampling = {"max_tokens": demand.num_tokens, "ignore_eos": True, "temperature": demand.temperature}
         return self._callers.generate([ask(mode, token_ids=prompt, sampling=sampling) for prompt in prompts])
 
-    def _wrong_tokens(self, prompts: Sequence[list[int]], results: Sequence[Result]) -> int | None:
-        if self._load.temperature > 0.0:
+    def _wrong_tokens(self, demand: Demand, prompts: Sequence[list[int]], results: Sequence[Result]) -> int | None:
+        if demand.temperature > 0.0:
             return None
-        expected = (self._emulation.reference(prompt, self._load.num_tokens) for prompt in prompts)
+        expected = (self._emulation.reference(prompt, demand.num_tokens) for prompt in prompts)
         return sum(differing(result.token_ids, right) for result, right in zip(results, expected, strict=True))
 
 
-def _prompts(num_sessions: int, turn: str) -> list[list[int]]:
+def _prompts(demand: Demand, turn: str) -> list[list[int]]:
     """Random words, the same for every mode in one turn, others for every session and turn."""
-    rng = random.Random(f"{num_sessions} sessions, {turn}")
-    return [[rng.randrange(NUM_WORDS) for _ in range(NUM_PROMPT)] for _ in range(num_sessions)]
+    rng = random.Random(f"{demand.num_sessions} sessions, {turn}")
+    return [[rng.randrange(NUM_WORDS) for _ in range(demand.num_prompt)] for _ in range(demand.num_sessions)]
 
 
 def _print(profile: Profile, load: Load, rows: Sequence[EmulatedRow]) -> None:

@@ -13,7 +13,7 @@ from ray.serve.config import HTTPOptions, gRPCOptions
 from ray.serve.schema import LoggingConfig
 
 from deployments.config import Engine, OutriderConfig, Server, Target
-from deployments.config_file import load_config
+from deployments.config_file import load_config, parse_config
 from deployments.ingress import RouterDeployment
 from deployments.replicas import DraftDeployment, TargetDeployment
 
@@ -26,8 +26,9 @@ _REFUSAL_MARGIN = 4096
 
 
 def build(arguments: dict[str, Any]) -> Application:
-    """Builds the application from `config=FILE`, as `serve run` and KubeRay call it."""
-    return build_app(load_config(arguments.get("config", "demo")))
+    """Builds the application from `config`: a file or a bundled name for `serve run`, its content from KubeRay."""
+    config = arguments.get("config", "demo")
+    return build_app(load_config(config) if isinstance(config, str) else parse_config(config, "config"))
 
 
 def build_app(config: OutriderConfig) -> Application:

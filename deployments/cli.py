@@ -7,7 +7,20 @@ import sys
 
 import typer
 
-from deployments.commands import bench, demo, generate, measure, pair, peers, serve, train
+from deployments.commands import (
+    bench,
+    bench_grid,
+    demo,
+    generate,
+    measure,
+    pair,
+    peers,
+    render,
+    serve,
+    simulate,
+    trace,
+    train,
+)
 from deployments.config_file import ConfigError
 from deployments.console import fail
 from engine.errors import OutriderError
@@ -23,9 +36,13 @@ app.command("generate")(generate.generate)
 app.command("check-pair")(pair.check_pair)
 app.add_typer(train.app, name="train")
 app.command("bench")(bench.bench)
+app.command("bench-grid")(bench_grid.bench_grid)
 app.command("bench-peers")(peers.bench_peers)
 app.command("bench-engine")(measure.engine)
 app.command("bench-memory")(measure.memory)
+app.command("render")(render.render)
+app.command("trace")(trace.trace)
+app.command("simulate")(simulate.simulate)
 app.command("demo")(demo.demo)
 
 

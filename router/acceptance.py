@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import mul
 from types import MappingProxyType
 
 from router.ngram import NgramMatch
@@ -24,6 +26,7 @@ PRIORS: Mapping[str, tuple[float, ...]] = {
 _UNKNOWN_PRIOR = (0.3,)
 _CHANGE_WEIGHT = 1.0  # tokens that speak against any change
 _MOST_ACCEPTANCE = 0.99
+_LEAST_CHANCE = 5e-4  # of a run of rounds in which nothing was accepted; one less likely says that the text has changed
 
 
 def ngram_arm(match: NgramMatch) -> str:
@@ -50,56 +53,66 @@ class PositionEstimate:
 
     def observe(self, num_asked: int, num_accepted: int) -> None:
         """One judged proposal: `num_asked` tokens were wanted of the drafter, `num_accepted` came and were right."""
+        tried = min(num_asked, num_accepted + 1)
+        missing = [0.0] * (tried - len(self._trials))
+        self._trials += missing
+        self._successes += missing
         self.forget(self._decay)
-        for index in range(min(num_asked, num_accepted + 1)):
-            if index == len(self._trials):
-                self._trials.append(0.0)
-                self._successes.append(0.0)
+        for index in range(tried):
             self._trials[index] += 1.0
-            self._successes[index] += float(index < num_accepted)
+        for index in range(min(tried, num_accepted)):
+            self._successes[index] += 1.0
 
     def forget(self, factor: float) -> None:
         self._trials = [value * factor for value in self._trials]
         self._successes = [value * factor for value in self._successes]
 
     def conditional(self, index: int) -> float:
-        trials, successes = (self._trials[index], self._successes[index]) if index < len(self._trials) else (0.0, 0.0)
-        return (successes + self._prior_weight * self._prior_at(index)) / (trials + self._prior_weight)
+        return self.conditionals(index + 1)[index]
+
+    def conditionals(self, limit: int) -> list[float]:
+        """For the first `limit` positions."""
+        weight, priors = self._prior_weight, self._priors(limit)
+        seen = zip(self._successes, self._trials, priors, strict=False)
+        known = [(successes + weight * prior) / (trials + weight) for successes, trials, prior in seen]
+        return known + priors[len(known) :]
 
     def expected_lengths(self, limit: int) -> list[float]:
         """For each K from 1 to `limit`: how many of K positions in a row hold on average."""
-        expected, reached, lengths = 0.0, 1.0, []
-        for index in range(limit):
-            reached *= self.conditional(index)
-            expected += reached
-            lengths.append(expected)
-        return lengths
+        return list(accumulate(accumulate(self.conditionals(limit), mul)))
 
-    def _prior_at(self, index: int) -> float:
-        if isinstance(self._prior, PositionEstimate):
-            return self._prior.conditional(index)
-        return self._prior[min(index, len(self._prior) - 1)]
+    def _priors(self, limit: int) -> list[float]:
+        prior = self._prior
+        if isinstance(prior, PositionEstimate):
+            return prior.conditionals(limit)
+        return [*prior[:limit], *prior[-1:] * (limit - len(prior))]
 
 
 class ChangingEstimate(PositionEstimate):
     """A session's estimate. Text changes its nature at any point, for all positions alike, and few rounds must do to
     see that: what is known by position is scaled by the tokens accepted of late, over those that were to be expected.
+    Where nothing is accepted any more, a round tells of one position only; that it would take too long is what
+    `_LEAST_CHANCE` is for.
     """
 
     def __init__(self, prior: PositionEstimate, *, decay: float, prior_weight: float, change_decay: float) -> None:
         super().__init__(prior, decay=decay, prior_weight=prior_weight)
         self._change_decay = change_decay
         self._accepted = self._expected = 0.0
+        self._chance = 1.0  # of the rounds since one had a token accepted
 
     def observe(self, num_asked: int, num_accepted: int) -> None:
         tried = min(num_asked, num_accepted + 1)
+        self._chance = 1.0 if num_accepted or not tried else self._chance * (1.0 - super().conditional(0))
+        if self._chance < _LEAST_CHANCE:
+            self._accepted, self._chance = 0.0, 1.0
         self._accepted = self._accepted * self._change_decay + min(num_accepted, num_asked)
-        self._expected = self._expected * self._change_decay + sum(map(super().conditional, range(tried)))
+        self._expected = self._expected * self._change_decay + sum(super().conditionals(tried))
         super().observe(num_asked, num_accepted)
 
-    def conditional(self, index: int) -> float:
+    def conditionals(self, limit: int) -> list[float]:
         change = (self._accepted + _CHANGE_WEIGHT) / (self._expected + _CHANGE_WEIGHT)
-        return min(super().conditional(index) * change, _MOST_ACCEPTANCE)
+        return [min(value * change, _MOST_ACCEPTANCE) for value in super().conditionals(limit)]
 
 
 class AcceptancePriors:

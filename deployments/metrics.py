@@ -5,7 +5,9 @@ docs/metrics.md has what each means. Where vLLM has the same measure, it has vLL
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import collections
+import time
+from collections.abc import Callable, Sequence
 
 from ray.util.metrics import Counter, Gauge, Histogram
 
@@ -19,11 +21,20 @@ _TOKENS = [0.5, 1.5, 2.5, 3.5, 4.5, 5.5, 6.5, 7.5, 11.5, 15.5, 31.5]
 _ACCEPTANCE_WEIGHT = 0.02
 """Weight of one proposal in the acceptance gauge: about the last fifty count."""
 
+_Tally = collections.Counter[tuple[str, ...]]
+
 
 class RouterMetrics:
-    """An Observer of one router, and of the engines it sees."""
+    """An Observer of one router, and of the engines it sees.
 
-    def __init__(self) -> None:
+    Args:
+        clock: seconds, monotonic.
+        period_s: how long what is told of a round may wait for others before it is reported.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, period_s: float = 1.0) -> None:
+        self._clock, self._period_s, self._report_at = clock, period_s, float("-inf")
+        self._unreported: list[RoundRecord] = []
         self._drafts = Counter("outrider_spec_decode_num_drafts", "Proposals that were judged.", ("drafter",))
         self._draft_tokens = Counter(
             "outrider_spec_decode_num_draft_tokens", "Draft tokens judged.", ("drafter", "workload")
@@ -73,25 +84,29 @@ class RouterMetrics:
         self._seen: dict[str, dict[str, EngineInfo]] = {}
 
     def round_finished(self, record: RoundRecord) -> None:
-        reason = record.reason or "none"
-        self._rounds.inc(1, {"reason": reason})
-        if record.is_switch:
-            self._switches.inc(1, {"reason": reason})
-        if record.dropped:
-            self._dropped.inc(1, {"why": record.dropped})
-        if record.num_stale:
-            self._dropped.inc(record.num_stale, {"why": "stale"})
-        if record.num_proposed:
-            self._judged(record)
-        self._ran_ahead(record)
-        self._proposed.observe(record.num_proposed)
-        self._forward.observe(record.forward_s)
-        self._target_queue.observe(record.queue_s)
-        self._draft_wait.observe(record.draft_wait_s)
-        if record.num_tokens:
-            self._itl.observe(record.round_s / record.num_tokens)
+        """Is reported with others within `period_s` of rounds, or when a request ends."""
+        self._unreported.append(record)
+        if self._clock() >= self._report_at:
+            self.report()
+
+    def report(self) -> None:
+        """Brings to Ray what was told of rounds since the last time. Each call of Ray's costs about what counting a
+        whole round in Python does, so many rounds are counted together.
+        """
+        records, self._unreported = self._unreported, []
+        self._report_at = self._clock() + self._period_s
+        self._count(records)
+        self._judged([record for record in records if record.num_proposed])
+        for record in records:
+            self._proposed.observe(record.num_proposed)
+            self._forward.observe(record.forward_s)
+            self._target_queue.observe(record.queue_s)
+            self._draft_wait.observe(record.draft_wait_s)
+            if record.num_tokens:
+                self._itl.observe(record.round_s / record.num_tokens)
 
     def request_finished(self, record: RequestRecord) -> None:
+        self.report()
         self._requests.inc(1, {"outcome": record.outcome})
         self._latency.observe(record.elapsed_s)
         if record.num_delivered:  # Ray's counters take no zero
@@ -145,27 +160,48 @@ class RouterMetrics:
             if count:
                 counter.inc(count)
 
-    def _ran_ahead(self, record: RoundRecord) -> None:
-        if record.is_hit is not None:
-            self._ahead.inc(1)
-        if record.is_hit:
-            self._hits.inc(1)
-        if record.num_wasted:
-            self._wasted.inc(record.num_wasted)
+    def _count(self, records: Sequence[RoundRecord]) -> None:
+        _add(self._rounds, _Tally((record.reason or "none",) for record in records), "reason")
+        _add(self._switches, _Tally((record.reason or "none",) for record in records if record.is_switch), "reason")
+        dropped = _Tally((record.dropped,) for record in records if record.dropped)
+        dropped["stale",] += sum(record.num_stale for record in records)
+        _add(self._dropped, dropped, "why")
+        _add(self._ahead, _Tally(() for record in records if record.is_hit is not None))
+        _add(self._hits, _Tally(() for record in records if record.is_hit))
+        _add(self._wasted, _Tally({(): sum(record.num_wasted for record in records)}))
 
-    def _judged(self, record: RoundRecord) -> None:
-        tags = {"drafter": record.drafter}
-        by_class = tags | {"workload": record.workload or "none"}
-        self._drafts.inc(1, tags)
-        self._draft_tokens.inc(record.num_proposed, by_class)
-        if record.num_accepted:
-            self._accepted.inc(record.num_accepted, by_class)
-        for position in range(record.num_proposed):
-            self._drafted_at.inc(1, tags | {"position": str(position)})
-        for position in range(record.num_accepted):
-            self._accepted_at.inc(1, tags | {"position": str(position)})
-        self._rollback.observe(record.num_proposed - record.num_accepted)
-        share = record.num_accepted / record.num_proposed
-        before = self._recent.get(record.drafter, share)
-        self._recent[record.drafter] = before + _ACCEPTANCE_WEIGHT * (share - before)
-        self._acceptance.set(self._recent[record.drafter], tags)
+    def _judged(self, records: Sequence[RoundRecord]) -> None:
+        drafts, tokens, accepted, drafted_at, accepted_at = (_Tally() for _ in range(5))
+        alike = collections.Counter(
+            (each.drafter, each.workload or "none", each.num_proposed, each.num_accepted) for each in records
+        )
+        for (drafter, workload, num_proposed, num_accepted), count in alike.items():
+            drafts[drafter,] += count
+            tokens[drafter, workload] += count * num_proposed
+            accepted[drafter, workload] += count * num_accepted
+            for position in range(num_proposed):
+                drafted_at[drafter, str(position)] += count
+            for position in range(num_accepted):
+                accepted_at[drafter, str(position)] += count
+        _add(self._drafts, drafts, "drafter")
+        _add(self._draft_tokens, tokens, "drafter", "workload")
+        _add(self._accepted, accepted, "drafter", "workload")
+        _add(self._drafted_at, drafted_at, "drafter", "position")
+        _add(self._accepted_at, accepted_at, "drafter", "position")
+        self._show_acceptance(records)
+
+    def _show_acceptance(self, records: Sequence[RoundRecord]) -> None:
+        for record in records:
+            self._rollback.observe(record.num_proposed - record.num_accepted)
+            share = record.num_accepted / record.num_proposed
+            before = self._recent.get(record.drafter, share)
+            self._recent[record.drafter] = before + _ACCEPTANCE_WEIGHT * (share - before)
+        for drafter in {record.drafter for record in records}:
+            self._acceptance.set(self._recent[drafter], {"drafter": drafter})
+
+
+def _add(counter: Counter, counts: _Tally, *tags: str) -> None:
+    """Adds counts by the values of these tags."""
+    for values, count in counts.items():
+        if count:  # Ray's counters take no zero
+            counter.inc(count, dict(zip(tags, values, strict=True)))

@@ -133,9 +133,15 @@ class CostModel:
 
     def verify_s(self, num_proposed: int) -> float:
         """Forward over `num_proposed` + 1 positions, as it counts for whoever decides: see `batch_weight`."""
-        own = 1.0 + num_proposed
-        likewise = self._batch_weight * own / self._own_rows.value + 1.0 - self._batch_weight
-        return self._verify.seconds(own + self._other_rows.value * likewise) or self._defaults.verify_s
+        return self.verify_times(num_proposed, num_proposed)[0]
+
+    def verify_times(self, least: int, most: int) -> list[float]:
+        """The same for every number of proposed tokens from `least` to `most`."""
+        others, weight = self._other_rows.value, self._batch_weight
+        each = 1.0 + others * weight / self._own_rows.value  # rows that a position brings, the others' included
+        besides = others * (1.0 - weight)
+        times = [self._verify.seconds(each * own + besides) for own in range(least + 1, most + 2)]
+        return times if self._own_rows.known else [self._defaults.verify_s] * len(times)
 
     def verify_alone_s(self, num_proposed: int) -> float:
         """The same without others in the batch."""
@@ -160,17 +166,31 @@ class CostModel:
         """Share of rounds that need not wait for the draft."""
         return self._hits.value
 
+    @property
+    def asked_s(self) -> float:
+        """Beside its verification, of a round that is asked for: it may come amid a forward for others."""
+        return self._overhead.value + self._queue.value
+
+    @property
+    def gap_s(self) -> float:
+        """Beside its verification, of a round whose proposal was made ahead."""
+        return self._gap.value
+
+    def drafting_s(self, num_drafted: float) -> float:
+        """Waiting for the draft model, which ends chains it does not believe in after `num_drafted` tokens."""
+        return self._draft_wait.value + num_drafted * self._draft_token.value
+
     def round_s(self, num_proposed: int) -> float:
-        """A round whose proposal costs nothing to make. It may come amid a forward for others, and has to wait then."""
-        return self.verify_s(num_proposed) + self._overhead.value + self._queue.value
+        """A round whose proposal costs nothing to make."""
+        return self.verify_s(num_proposed) + self.asked_s
 
     def drafted_round_s(self, num_proposed: int, num_drafted: float) -> float:
-        """A round that waits for the draft model, which ends chains it does not believe in after `num_drafted`."""
-        return self.round_s(num_proposed) + self._draft_wait.value + num_drafted * self._draft_token.value
+        """A round that waits for the draft model."""
+        return self.round_s(num_proposed) + self.drafting_s(num_drafted)
 
     def early_round_s(self, num_proposed: int) -> float:
         """A round whose proposal was made ahead."""
-        return self.verify_s(num_proposed) + self._gap.value
+        return self.verify_s(num_proposed) + self.gap_s
 
     def ahead_s(self, num_proposed: int, *, is_asked: bool) -> float:
         """What a draft that runs ahead has for it: the verification, less the way to it and to the target.

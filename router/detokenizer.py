@@ -14,7 +14,7 @@ _MAX_HELD = 3  # most replacement characters that one unfinished character can s
 
 
 class Detokenizer:
-    """One sequence's text. `push` every token in order, then `flush` once.
+    """One sequence's text. `push` all tokens in order, some at a time, then `flush` once.
 
     The pieces concatenate to `tokenizer.decode` of all ids. A replacement character at the end is held back while more
     bytes could still turn it into a character; `flush` gives it out.
@@ -27,11 +27,12 @@ class Detokenizer:
         self._num_given = 0  # tokens at the front of the window whose text was given out
         self._given = 0  # characters of the window's text that were given out
 
-    def push(self, token_id: int) -> str:
-        """The text that became certain with this token, often one word piece, maybe nothing."""
-        if token_id in self._skip or self._tokenizer.token(token_id) is None:
+    def push(self, *token_ids: int) -> str:
+        """The text that became certain with these tokens, of one often a word piece, maybe nothing."""
+        new = [each for each in token_ids if each not in self._skip and self._tokenizer.token(each) is not None]
+        if not new:
             return ""
-        self._window.append(token_id)
+        self._window += new
         text = self._decode(self._window)
         if text.endswith(_REPLACEMENT):
             return self._give_certain(text)

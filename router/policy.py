@@ -11,6 +11,7 @@ What it needs to remember between rounds is in router.speed_gate.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -186,13 +187,19 @@ def _ngram_options(
     is_fixed: bool,
 ) -> list[_Option]:
     """As many of the match's tokens as pay best, or as were asked for."""
-    estimate = acceptance.arm(ngram_arm(match))
-    accepted = estimate.expected_lengths(min(limit, len(match.tokens)))
-    speeds = [(1.0 + tokens) / costs.round_s(size) for size, tokens in enumerate(accepted, start=1)]
-    if not speeds:
+    accepted = acceptance.arm(ngram_arm(match)).expected_lengths(min(limit, len(match.tokens)))
+    if not accepted:
         return []
-    best = len(speeds) - 1 if is_fixed else max(range(len(speeds)), key=speeds.__getitem__)
-    return [_Option(RoundPlan(NGRAM, best + 1, reason=unusable), speeds[best], estimate.conditional(0))]
+    verify_s, asked_s = costs.verify_times(1, len(accepted)), costs.asked_s
+    speeds = [(1.0 + tokens) / (seconds + asked_s) for tokens, seconds in zip(accepted, verify_s, strict=True)]
+    size, speed = _best(speeds, is_fixed)
+    return [_Option(RoundPlan(NGRAM, size, reason=unusable), speed, accepted[0])]
+
+
+def _best(speeds: Sequence[float], is_fixed: bool) -> tuple[int, float]:
+    """The K with most tokens per second, or the largest, and its speed; `speeds` are those of K from 1."""
+    index = len(speeds) - 1 if is_fixed else max(range(len(speeds)), key=speeds.__getitem__)
+    return index + 1, speeds[index]
 
 
 class _DraftRounds:
@@ -205,56 +212,54 @@ class _DraftRounds:
     def __init__(
         self, limit: int, acceptance: SessionAcceptance, costs: CostModel, is_fixed: bool, run_ahead: bool
     ) -> None:
-        estimate = acceptance.arm(DRAFT_MODEL)
         self._costs, self._is_fixed = costs, is_fixed
-        self._accepted = estimate.expected_lengths(limit)
+        self._accepted = acceptance.arm(DRAFT_MODEL).expected_lengths(limit)
         self._num_drafted = acceptance.arm(DRAFTED).expected_lengths(limit)
-        self._first = estimate.conditional(0)
-        self._run_ahead = self._ahead() if run_ahead and self._accepted else None
-        self._hits = costs.hit_rate if self._run_ahead is not None else 0.0
+        self._verify_s = costs.verify_times(0, limit)
+        self._num_ahead = 0  # draft tokens that pay best where they are made ahead; 0 where nothing is
+        self._misses = 1.0
+        self._hit_tokens = self._hit_s = 0.0  # those of all rounds taken together
+        if run_ahead and self._accepted:
+            self._run_ahead()
 
     def options(self) -> list[_Option]:
         """Proposing with the K that pays best, or was asked for, last; before it a plain round, if one can be run
         ahead of.
         """
-        waiting = [self._speed(1.0 + self._accepted[size - 1], self._waiting_s(size)) for size in self._sizes()]
-        if not waiting:
+        if not self._accepted:
             return []
-        best = len(waiting) - 1 if self._is_fixed else max(range(len(waiting)), key=waiting.__getitem__)
-        speed = waiting[best]
+        costs, first, verify_s, asked_s = self._costs, self._accepted[0], self._verify_s, self._costs.asked_s
+        waiting = [
+            self._speed(1.0 + accepted, seconds + asked_s + costs.drafting_s(drafted))
+            for accepted, drafted, seconds in zip(self._accepted, self._num_drafted, verify_s[1:], strict=True)
+        ]
+        size, speed = _best(waiting, self._is_fixed)
         # A draft that was never asked is asked first: nothing else tells what it costs.
-        may_go_plainly = self._run_ahead is not None and not self._is_fixed and self._costs.knows_draft
+        may_go_plainly = self._num_ahead > 0 and not self._is_fixed and costs.knows_draft
         # A target that goes on by itself loses no time, and no place in the batch.
-        at_once = self._speed(1.0, self._costs.early_round_s(0)) if may_go_plainly else 0.0
-        threshold = 0.0 if self._is_fixed else _confidence_threshold(speed, self._costs.draft_token_s, self._first)
-        ahead = self._run_ahead
-        proposing = RoundPlan(DRAFT_MODEL, best + 1, threshold, run_ahead=ahead, plain_otherwise=at_once > speed)
-        options = [_Option(proposing, speed, self._first)]
+        plain_otherwise = may_go_plainly and self._speed(1.0, verify_s[0] + costs.gap_s) > speed
+        threshold = 0.0 if self._is_fixed else _confidence_threshold(speed, costs.draft_token_s, first)
+        ahead = RunAhead(self._num_ahead, first) if self._num_ahead else None
+        proposing = RoundPlan(DRAFT_MODEL, size, threshold, run_ahead=ahead, plain_otherwise=plain_otherwise)
+        options = [_Option(proposing, speed, first)]
         if may_go_plainly:
-            plain = RoundPlan(run_ahead=ahead, plain_otherwise=at_once > speed)
-            options.insert(0, _Option(plain, self._speed(1.0, self._costs.round_s(0)), self._first))
+            plain = RoundPlan(run_ahead=ahead, plain_otherwise=plain_otherwise)
+            options.insert(0, _Option(plain, self._speed(1.0, verify_s[0] + asked_s), first))
         return options
 
-    def _sizes(self) -> range:
-        return range(1, len(self._accepted) + 1)
-
-    def _waiting_s(self, size: int) -> float:
-        return self._costs.drafted_round_s(size, self._num_drafted[size - 1])
+    def _run_ahead(self) -> None:
+        """How far to run ahead, and what comes of it."""
+        gap_s, hits = self._costs.gap_s, self._costs.hit_rate
+        times = [seconds + gap_s for seconds in self._verify_s[1:]]
+        speeds = [(1.0 + tokens) / seconds for tokens, seconds in zip(self._accepted, times, strict=True)]
+        self._num_ahead, _ = _best(speeds, self._is_fixed)
+        self._misses = 1.0 - hits
+        self._hit_tokens = hits * (1.0 + self._accepted[self._num_ahead - 1])
+        self._hit_s = hits * times[self._num_ahead - 1]
 
     def _speed(self, tokens: float, seconds: float) -> float:
         """Tokens per second with a round of so many tokens and seconds wherever none was drafted ahead."""
-        ahead, hits = self._run_ahead, self._hits
-        if ahead is None:
-            return tokens / seconds
-        hit_tokens = 1.0 + self._accepted[ahead.num_speculative_tokens - 1]
-        hit_s = self._costs.early_round_s(ahead.num_speculative_tokens)
-        return (hits * hit_tokens + (1.0 - hits) * tokens) / (hits * hit_s + (1.0 - hits) * seconds)
-
-    def _ahead(self) -> RunAhead:
-        """How far to run ahead."""
-        speeds = [(1.0 + self._accepted[size - 1]) / self._costs.early_round_s(size) for size in self._sizes()]
-        size = len(speeds) if self._is_fixed else 1 + max(range(len(speeds)), key=speeds.__getitem__)
-        return RunAhead(size, self._first)
+        return (self._hit_tokens + self._misses * tokens) / (self._hit_s + self._misses * seconds)
 
 
 def _confidence_threshold(tokens_per_s: float, draft_token_s: float, first_acceptance: float) -> float:

@@ -89,7 +89,7 @@ class Session:
         self._state = self._state.extend(verdict.tokens)
         self._speculator.saw_tokens(verdict.tokens)
         if round_ is not None:
-            self._stopwatch.spent_in_router(self._speculator.learn(round_, verdict))
+            self._stopwatch.spent_in_router(self._speculator.learn(round_, verdict, self._state))
         delta = self._new_output(verdict)
         self._stopwatch.delivered(len(delta.token_ids))
         return delta if delta.text or delta.token_ids else None

@@ -151,14 +151,16 @@ class Speculator:
     def _go_on(self, early: Proposal, plan: RoundPlan, began: float, tokens: Sequence[int]) -> Round:
         """A round that the target has begun by itself. What the policy would rather do now, it may do in the next."""
         drafter = DRAFT_MODEL if early.tokens else ""
-        plan = replace(plan, drafter=drafter, num_speculative_tokens=len(early.tokens), plain_tokens=1, reason="")
+        plan = RoundPlan(drafter, len(early.tokens), run_ahead=plan.run_ahead, plain_otherwise=plan.plain_otherwise)
         span = self._round_span(plan, early.base)
         round_ = Round(plan, early, began, arm=DRAFT_MODEL, is_early=True, span=span)
         self._run_ahead(round_, tokens)
         return round_
 
-    def learn(self, round_: Round, verdict: Verdict) -> float:
-        """Counts a verdict and lets the policy see how the round went; returns the seconds the router itself took."""
+    def learn(self, round_: Round, verdict: Verdict, state: State) -> float:
+        """Counts a verdict, which led to `state`, and lets the policy see how the round went; returns the seconds the
+        router itself took.
+        """
         plan, now = round_.plan, self._shared.clock()
         round_s, round_.began = now - round_.began, now
         self.totals.count_round(len(verdict.tokens))
@@ -173,7 +175,7 @@ class Speculator:
             if round_.arm == DRAFT_MODEL and not round_.is_early:
                 self._acceptance.observe(DRAFTED, plan.num_speculative_tokens, verdict.num_proposed)
         self._learn_times(round_, verdict, round_s)
-        self._learn_ahead(round_, verdict)
+        self._learn_ahead(round_, verdict, state)
         round_.workload = self._workload
         self._learn_stale(round_)
         record = record_of(round_, verdict, round_s)
@@ -206,8 +208,8 @@ class Speculator:
             self._ahead.begin(answer.proposal, plan.run_ahead, is_asked=True, plain_otherwise=plan.plain_otherwise)
             costs.saw_draft(len(answer.proposal.tokens), answer.proposal.draft_time_s, answer.wait_s)
 
-    def _learn_ahead(self, round_: Round, verdict: Verdict) -> None:
-        is_hit = self._ahead.end(verdict, verdict.base.extend(verdict.tokens))
+    def _learn_ahead(self, round_: Round, verdict: Verdict, state: State) -> None:
+        is_hit = self._ahead.end(verdict, state)
         round_.num_wasted = self._ahead.num_wasted - self.totals.wasted_draft_tokens
         self.totals.wasted_draft_tokens = self._ahead.num_wasted
         if is_hit is not None and verdict.finish_reason is None:

@@ -56,6 +56,9 @@ class TextStream:
 
     def push(self, token_ids: Sequence[int]) -> Piece:
         """Adds a block of committed tokens."""
+        if not self._stops.strings:  # then no token of the block can be the last one
+            self._num_tokens += len(token_ids)
+            return Piece(self._detokenizer.push(*token_ids), tuple(token_ids))
         text = ""
         for count, token_id in enumerate(token_ids, start=1):
             self._num_tokens += 1

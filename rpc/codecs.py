@@ -9,7 +9,9 @@ target must judge by exactly the numbers the draft sampled from.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import fields
+from typing import Self
 
 from google.protobuf.message import Message
 
@@ -102,16 +104,9 @@ def decode_proposal(message: pb.ProposalTree) -> Proposal:
 
 
 def encode_early(session: int, early: EarlyProposals) -> pb.EarlyProposals:
-    """Raises ValueError as encode_proposal."""
-    branches = [
-        pb.Branch(
-            num_accepted=branch.num_accepted,
-            token=branch.token,
-            tokens=branch.tokens,
-            draft_probs=[_encode_probs(sparse) for sparse in branch.draft_probs or ()],
-        )
-        for branch in early.branches
-    ]
+    """Branches that were received travel on as they came. Raises ValueError as encode_proposal."""
+    given = early.branches
+    branches = given.messages if isinstance(given, _Received) else [_encode_branch(branch) for branch in given]
     return pb.EarlyProposals(
         session=session,
         after=encode_state(early.after),
@@ -128,18 +123,38 @@ def decode_early(message: pb.EarlyProposals) -> EarlyProposals:
     require(message, "trunk", "early.trunk")
     if not message.branches:
         raise InvalidArgument("early.branches", "nothing", "at least one branch")
-    branches = tuple(
-        Branch(branch.num_accepted, branch.token, tuple(branch.tokens), _decode_probs(branch))
-        for branch in message.branches
-    )
     return EarlyProposals(
         decode_state(message.after),
         decode_state(message.trunk),
-        branches,
+        _Received(message.branches),
         message.drafter,
         message.draft_time_s,
         message.plain_otherwise,
     )
+
+
+class _Received(tuple[Branch, ...]):
+    """Branches, and the messages that they are: a router decides by the ones and sends on the others."""
+
+    messages: Sequence[pb.Branch]
+
+    def __new__(cls, messages: Sequence[pb.Branch]) -> Self:
+        branches = super().__new__(cls, map(_decode_branch, messages))
+        branches.messages = messages
+        return branches
+
+
+def _encode_branch(branch: Branch) -> pb.Branch:
+    return pb.Branch(
+        num_accepted=branch.num_accepted,
+        token=branch.token,
+        tokens=branch.tokens,
+        draft_probs=[_encode_probs(sparse) for sparse in branch.draft_probs or ()],
+    )
+
+
+def _decode_branch(message: pb.Branch) -> Branch:
+    return Branch(message.num_accepted, message.token, tuple(message.tokens), _decode_probs(message))
 
 
 def encode_run_ahead(run_ahead: RunAhead | None) -> drafting_pb.RunAhead | None:
@@ -169,7 +184,8 @@ def decode_run_ahead(message: drafting_pb.Advance) -> RunAhead | None:
 
 
 def _decode_probs(message: pb.ProposalTree | pb.Branch) -> tuple[SparseProbs, ...] | None:
-    return tuple(SparseProbs(tuple(sparse.ids), tuple(sparse.probs)) for sparse in message.draft_probs) or None
+    given = message.draft_probs
+    return tuple([SparseProbs(tuple(sparse.ids), tuple(sparse.probs)) for sparse in given]) if given else None
 
 
 def _encode_probs(sparse: SparseProbs) -> pb.SparseDistribution:

@@ -56,6 +56,7 @@ def observer(monkeypatch: pytest.MonkeyPatch) -> metrics.RouterMetrics:
 def test_running_ahead_is_counted(observer: metrics.RouterMetrics) -> None:
     for is_hit, num_wasted in ((True, 5), (True, 0), (False, 8), (None, 0), (None, 2)):
         observer.round_finished(replace(ROUND, is_hit=is_hit, num_wasted=num_wasted))
+    observer.report()
     expected = {"num_rounds_ahead": 3, "num_early_hits": 2, "num_wasted_draft_tokens": 15, "num_drafts": 5}
     assert {name: Recorded.totals[name] for name in expected} == expected
 
@@ -64,6 +65,7 @@ def test_proposals_are_counted_by_drafter_class_and_position(observer: metrics.R
     observer.round_finished(replace(ROUND, workload="code"))
     observer.round_finished(replace(ROUND, drafter="ngram", num_proposed=1, num_accepted=0, num_tokens=1))
     observer.round_finished(replace(ROUND, drafter="", num_proposed=0, num_accepted=0, num_tokens=1))
+    observer.report()
     by_tags = Recorded.by_tags
     assert by_tags["num_draft_tokens"] == {"draft_model code": 3, "ngram none": 1}
     assert by_tags["num_accepted_tokens"] == {"draft_model code": 2}
@@ -77,9 +79,21 @@ def test_reasons_switches_and_drops_are_counted(observer: metrics.RouterMetrics)
     observer.round_finished(replace(ROUND, reason="load", is_switch=True, dropped="late", num_stale=2))
     observer.round_finished(replace(ROUND, reason="load"))
     observer.round_finished(replace(ROUND, is_switch=True))
+    observer.report()
     assert Recorded.by_tags["rounds"] == {"load": 2, "none": 1}
     assert Recorded.by_tags["speculation_switches"] == {"load": 1, "none": 1}
     assert Recorded.by_tags["num_dropped"] == {"late": 1, "stale": 2}
+
+
+def test_rounds_are_reported_together_and_at_the_latest_with_their_request(observer: metrics.RouterMetrics) -> None:
+    now = 0.0
+    observer = metrics.RouterMetrics(lambda: now, period_s=1.0)
+    for now, reported in ((0.0, 1), (0.5, 1), (0.9, 1), (1.0, 4), (1.9, 4)):
+        observer.round_finished(ROUND)
+        assert Recorded.totals["rounds"] == Recorded.totals["num_drafts"] == reported
+    observer.request_finished(RequestRecord("stop", None))
+    assert Recorded.totals["rounds"] == Recorded.totals["num_drafts"] == 5
+    assert Recorded.totals["target_forward_seconds.sum"] == pytest.approx(5 * ROUND.forward_s)
 
 
 def test_requests_count_what_they_delivered_however_they_ended(observer: metrics.RouterMetrics) -> None:

@@ -57,6 +57,16 @@ def test_any_ids_concatenate_to_the_plain_decode(tokenizer: Tokenizer, data: st.
     assert "".join(pieces(tokenizer, ids, skip=skip)) == tokenizer.decode(ids, skip_special_tokens=skip)
 
 
+@given(st.data())
+@settings(max_examples=200, deadline=None)
+def test_text_is_the_same_however_tokens_arrive(tokenizer: Tokenizer, data: st.DataObject) -> None:
+    blocks = data.draw(st.lists(st.lists(st.integers(0, tokenizer.vocab_size + 3), max_size=6), max_size=6))
+    singly, at_once = Detokenizer(tokenizer), Detokenizer(tokenizer)
+    for block in blocks:
+        assert at_once.push(*block) == "".join(map(singly.push, block))
+    assert at_once.flush() == singly.flush()
+
+
 def test_later_leading_spaces_survive_a_decoder_that_strips_the_first(tmp_path: Path) -> None:
     vocab = {"<unk>": 0, "<s>": 1, "▁the": 2, "▁fox": 3, "<0xF0>": 4, "<0x9F>": 5, "<0x91>": 6, "<0x8B>": 7}
     backend = Backend(models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True))

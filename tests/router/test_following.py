@@ -77,7 +77,9 @@ def rounds_to_follow(before: float, after: float, seed: int) -> int:
     return next((i for i in range(len(good) - 2) if all(good[i : i + 3])), len(good))
 
 
-@pytest.mark.parametrize(("before", "after"), [(0.8, 0.3), (0.3, 0.8), (0.9, 0.5), (0.5, 0.9), (0.05, 0.8), (0.8, 0.05)])
+@pytest.mark.parametrize(
+    ("before", "after"), [(0.8, 0.3), (0.3, 0.8), (0.9, 0.5), (0.5, 0.9), (0.05, 0.8), (0.8, 0.05)]
+)
 def test_k_is_right_again_ten_rounds_after_acceptance_has_changed(before: float, after: float) -> None:
     assert median(rounds_to_follow(before, after, seed) for seed in range(31)) <= 10
 

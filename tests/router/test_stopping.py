@@ -18,8 +18,8 @@ class Spelled(Detokenizer):
     def __init__(self, spelling: list[str], tail: str = "") -> None:
         self._spelling, self._tail = spelling, tail
 
-    def push(self, token_id: int) -> str:
-        return self._spelling[token_id]
+    def push(self, *token_ids: int) -> str:
+        return "".join(self._spelling[token_id] for token_id in token_ids)
 
     def flush(self) -> str:
         return self._tail

@@ -2,7 +2,7 @@
 
 `advance` is commit and rollback in one: the true sequence is told, the KV that agrees with it is kept. A step runs one
 forward for all sessions that owe draft tokens, so that sessions at different depths share it; what room is left goes to
-those that run ahead of a proposal that is being verified (engine.ahead).
+those that run ahead of a proposal that is being verified (engine.lookaheads).
 """
 
 from __future__ import annotations
@@ -11,17 +11,16 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from collections.abc import Sequence as Tokens
-from dataclasses import replace
 
 import torch
 
-from engine.ahead import Choice, Lookahead, draft_probs_of, how_many, outcomes
+from engine.ahead import Choice, draft_probs_of
 from engine.choices import Chooser, Rows
 from engine.draft_session import DraftSession
 from engine.errors import InvalidArgument, OutriderError, Overloaded, PairMismatch, UnknownSession
 from engine.info import EngineInfo
 from engine.loading import load_model
-from engine.pace import Pace
+from engine.lookaheads import DRAFTER, Lookaheads
 from engine.planner import Demand, Span, StepPlan
 from engine.ports import DraftOutput
 from engine.proposal import Proposal, RunAhead, State
@@ -30,11 +29,8 @@ from engine.sampling import SamplingParams
 from engine.sequence import Sequence
 from engine.settings import DraftSettings
 
-DRAFTER = "draft_model"
 AHEAD_PROBS = 8
 """Most tokens a sampled distribution of a branch is truncated to: there are many branches, and all of them travel."""
-_MOST_SLOWDOWN = 1.25
-"""Of a forward that somebody waits for, by what runs ahead in it."""
 
 Output = tuple[int, DraftOutput | OutriderError]
 
@@ -62,7 +58,7 @@ class DraftEngine:
         self._chooser = Chooser(head_ids, runner.vocab_size, torch.Generator().manual_seed(seed))
         self._top_probs = top_probs
         self._sessions: OrderedDict[int, DraftSession] = OrderedDict()
-        self._pace = Pace()
+        self._lookaheads = Lookaheads(self._sessions, runner, clock)
 
     def open(self, session: int, prompt: Tokens[int], sampling: SamplingParams) -> None:
         """Opens `session`; its prompt is computed with the first proposal.
@@ -135,7 +131,7 @@ class DraftEngine:
             grown = draft.set_apart(run_ahead.num_proposed)
             draft.looks_out = not draft.drafted and not grown
             if not draft.looks_out:
-                self._run_ahead(draft, grown)
+                self._lookaheads.begin(draft, grown)
 
     def close(self, session: int) -> None:
         """Frees the session's blocks. Closing one that is not open changes nothing."""
@@ -155,11 +151,9 @@ class DraftEngine:
         plan = self._plan()
         if plan is not None:
             self._forward(plan)
-            return self._proposals() + self._early_proposals()
-        for draft in self._sessions.values():
-            if draft.lookahead is not None:
-                draft.lookahead.stop_growing()  # it gets no forward
-        return self._early_proposals()
+            return [*self._proposals(), *self._lookaheads.due()]
+        self._lookaheads.stop_growing()  # they get no forward
+        return list(self._lookaheads.due())
 
     def _plan(self) -> StepPlan | None:
         sessions, pool = self._sessions.items(), self._runner.pool
@@ -167,30 +161,12 @@ class DraftEngine:
         if pool.num_free < sum(
             pool.blocks_for(len(d.sequence.tokens) + 1) - len(d.sequence.block_table) for d in owing
         ):
-            self._stop_running_ahead()
+            self._lookaheads.drop()
         for draft in self._sessions.values():
             if not draft.sequence.block_table:
                 draft.lookahead = None  # preempted, and its KV is gone
-        ahead = self._ahead_demands(len(owing))
+        ahead = self._lookaheads.demands(len(owing))
         return self._runner.plan([*owing, *ahead], {key: draft.sequence for key, draft in sessions})
-
-    def _ahead_demands(self, num_owing: int) -> list[Demand]:
-        """Of those that run ahead. Where somebody waits for a proposal, only so many that he waits little longer.
-
-        With what was sent already the draft goes on when there is nothing else to do, one session at a time, because
-        whoever comes next has to wait for the forward under way.
-        """
-        room = self._pace.rows_within(_MOST_SLOWDOWN * self._pace.seconds(num_owing)) if num_owing else float("inf")
-        ahead = [(key, draft) for key, draft in self._sessions.items() if draft.is_ahead]
-        if not ahead and not num_owing:
-            ahead = [(key, draft) for key, draft in self._sessions.items() if draft.goes_on][:1]
-        demands: list[Demand] = []
-        for key, draft in ahead:
-            if draft.lookahead is None or draft.lookahead.width > room:
-                continue
-            room -= draft.lookahead.width
-            demands.append(Demand(key, draft.sequence, draft.lookahead.tree(), draft.lookahead.num_done))
-        return demands
 
     def _forward(self, plan: StepPlan) -> None:
         began = self._clock()
@@ -203,7 +179,7 @@ class DraftEngine:
         for span, choices in zip(complete, chosen, strict=True):
             self._take(self._sessions[span.key], span, choices, seconds)
         if len(complete) == len(plan.spans):
-            self._pace.saw(plan.rows, self._clock() - began)
+            self._lookaheads.saw_forward(plan.rows, self._clock() - began)
 
     def _rows(self, span: Span) -> Rows:
         """The rows of a span whose logits are wanted, and the positions of the tokens that follow them."""
@@ -220,7 +196,7 @@ class DraftEngine:
         """What a forward chose for one session."""
         if draft.looks_out:
             draft.looks_out, draft.sequence.num_computed = False, span.start + span.num_catch_up
-            self._run_ahead(draft, choices[:1])
+            self._lookaheads.begin(draft, choices[:1])
         elif span.num_done is None:
             draft.sequence.num_computed = span.start + span.num_catch_up
             draft.sequence.tokens.append(choices[0].token)
@@ -238,73 +214,13 @@ class DraftEngine:
             draft = self._sessions[key]
             draft.wanted, draft.ahead_since = 0, self._clock()
             self._sessions.move_to_end(key)
-            self._run_ahead(draft)
+            self._lookaheads.begin(draft)
             tokens, draft_probs = [choice.token for choice in draft.drafted], draft_probs_of(draft.drafted)
             made = Proposal.chain(
                 draft.state, tokens, draft_probs=draft_probs, drafter=DRAFTER, draft_time_s=draft.draft_time_s
             )
             ready.append((key, made))
         return ready
-
-    # Running ahead.
-
-    def _run_ahead(self, draft: DraftSession, grown: Tokens[Choice] = ()) -> None:
-        """Begins to draft on behind what may come of what is being verified.
-
-        Args:
-            draft: the session.
-            grown: what the draft has chosen behind all of that already; all but the last have been computed.
-        """
-        run_ahead, sequence = draft.run_ahead, draft.sequence
-        num_computed = sequence.num_computed - draft.state.length
-        if run_ahead is None or num_computed < 0 or not sequence.block_table:
-            return
-        draws = not draft.sampling.greedy and draft.sampling.seed is None
-        found = outcomes(draft.drafted, run_ahead.acceptance if draws else None, grown[0] if grown else None)
-        width = how_many(found, run_ahead, self._rows_for(run_ahead))
-        room = self._runner.max_context_length - len(sequence.tokens) - 1
-        longest = min(run_ahead.num_speculative_tokens, room // 2)
-        if longest > 0:
-            plan = replace(run_ahead, num_speculative_tokens=longest)
-            num_done = num_computed + len(grown[1:])
-            draft.lookahead = Lookahead(draft.state, draft.drafted, num_done, found[:width], plan, draft.ahead_since)
-            if grown:
-                draft.lookahead.take_over(grown)
-
-    def _rows_for(self, run_ahead: RunAhead) -> Callable[[float], float]:
-        """How many rows one session may have in a forward if so many forwards are to fit into its time."""
-        sharing = sum(1 for other in self._sessions.values() if other.run_ahead is not None)
-
-        def rows_for(num_forwards: float) -> float:
-            rows = self._pace.rows_within(run_ahead.budget_s / num_forwards)
-            return min(rows, self._runner.budget.max_proposal_tokens) / sharing
-
-        return rows_for
-
-    def _early_proposals(self) -> list[Output]:
-        """Of those that are done or would be late after one forward more."""
-        growing = [draft.lookahead.width for draft in self._sessions.values() if draft.lookahead and draft.is_ahead]
-        owing = sum(1 for draft in self._sessions.values() if draft.wanted or draft.looks_out)
-        next_done = self._clock() + self._pace.seconds(owing + sum(growing))
-        found: list[Output] = []
-        for key, draft in self._sessions.items():
-            lookahead = draft.lookahead
-            if lookahead is None:
-                continue
-            if not lookahead.sent and (next_done > lookahead.deadline or lookahead.is_complete):
-                early = lookahead.send(DRAFTER)
-                if early is not None:
-                    found.append((key, early))
-            lookahead.keep_free(self._clock() + self._pace.seconds(lookahead.width))
-        return found
-
-    def _stop_running_ahead(self) -> None:
-        """Blocks are short: what is drafted ahead goes before anything that somebody waits for."""
-        for draft in self._sessions.values():
-            draft.lookahead = None
-            draft.sequence.trim(self._runner.pool)
-
-    # What it says of itself.
 
     def info(self) -> EngineInfo:
         return self._runner.info(len(self._sessions))

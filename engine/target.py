@@ -121,9 +121,10 @@ class TargetEngine:
         return Held(proposal, self._clock(), flaw or "")
 
     def decode(self, session: int, max_tokens: int) -> None:
-        """Lets the session run on plainly for `max_tokens` rounds without a round trip; 0 interrupts."""
+        """Lets the session run on plainly for `max_tokens` rounds more without a round trip; 0 interrupts."""
         target = self._session(session)
-        target.allowance, target.early = max_tokens, None
+        target.allowance = target.allowance + max_tokens if max_tokens else 0
+        target.early = None
 
     def close(self, session: int) -> None:
         """Frees the session's blocks. Closing one that is not open changes nothing."""
@@ -144,7 +145,7 @@ class TargetEngine:
     def step(self) -> list[tuple[int, Verdict | OutriderError]]:
         """One forward; a verdict for every session whose round it completed, or the error that ended the session."""
         demands = [
-            Demand(key, session.sequence, session.proposal)
+            Demand(key, session.sequence, self._judgeable(session))
             for key, session in self._sessions.items()
             if session.wants_forward
         ]
@@ -160,6 +161,14 @@ class TargetEngine:
             if outcome is not None:
                 verdicts.append((span.key, outcome))
         return verdicts
+
+    def _judgeable(self, session: TargetSession) -> Proposal | None:
+        """The proposal to be judged; of a wide tree no more than all blocks could hold behind the session's tokens.
+
+        Otherwise it would wait for ever, and take their blocks from all behind it again and again.
+        """
+        proposal = session.proposal
+        return None if proposal is None else proposal.first(self._runner.num_slots - len(session.sequence.tokens))
 
     def _finish_span(
         self, span: Span, logits: torch.Tensor, began: float, seconds: float, rows: int

@@ -29,7 +29,7 @@ class TargetSession(Protocol):
         ...
 
     def decode(self, max_tokens: int, *, traceparent: str = "") -> None:
-        """Run on plainly for up to `max_tokens` tokens, one verdict each; 0 interrupts."""
+        """Run on plainly for up to `max_tokens` tokens more, one verdict each; 0 interrupts."""
         ...
 
     async def verdict(self) -> Verdict:

@@ -53,6 +53,7 @@ class Session:
                     while self._target.owes_verdict and self._output.finish_reason is None:
                         verdict = await self._target.verdict()
                         delta = None if verdict is None else self._commit(verdict, round_)
+                        self._go_on(round_)
                         if delta is not None:
                             yield delta
                 finally:
@@ -77,6 +78,14 @@ class Session:
         else:
             self._target.propose(round_.proposal, traceparent)
         return round_
+
+    def _go_on(self, round_: Round | None) -> None:
+        """Has a stretch of plain decoding go on where it would end and the next round be another."""
+        if round_ is None or not round_.is_stretch or not self._target.is_at_last or self._output.finish_reason:
+            return
+        more = self._speculator.prolong(round_, self._state, self._tokens, self._tokens_left)
+        if more:
+            self._target.prolong(more, traceparent_of(round_.span))
 
     def _commit(self, verdict: Verdict, round_: Round | None) -> Delta | None:
         """Takes a verdict's tokens as true; returns what there is to deliver."""

@@ -21,7 +21,7 @@ from router.acceptance import (
 from router.costs import CostModel
 from router.draft_link import DraftLink, DraftLinkConfig
 from router.events import NoObserver, Observer
-from router.ngram import NgramConfig, NgramDrafter, NgramMatch
+from router.ngram import NgramConfig, NgramDrafter
 from router.peers import PeerSet
 from router.policy import DRAFTERS, RoundPlan, RoundView, plan_round, switched_off
 from router.requests import SessionRequest
@@ -124,10 +124,8 @@ class Speculator:
             tokens_left: tokens that may still be generated, at least 1.
         """
         began = self._shared.clock()
-        limit = min(self._max_proposal, tokens_left - 1)
-        match = self._ngram.lookup(limit) if self._ngram is not None else None
-        view = self._view(state, tokens, tokens_left, match)
-        plan = plan_round(view, self._shared.config.policy, self._acceptance, self._shared.costs, self._gate)
+        view = self._view(state, tokens, tokens_left)
+        plan, match = self._plan(view), view.match
         if (early := self._ahead.next_proposal) is not None:
             return self._go_on(early, plan, began, tokens)
         self._pass_over(view, plan)
@@ -140,6 +138,27 @@ class Speculator:
         elif plan.run_ahead is not None:
             self._run_ahead(round_, tokens)
         return round_
+
+    def prolong(self, round_: Round, state: State, tokens: Sequence[int], tokens_left: int) -> int:
+        """How many tokens more the target is to decode by itself, while it is at the last of a plain stretch.
+
+        A target that stops between two stretches waits for a round trip, and in a batch for the forward of the others,
+        which have gone on. 0: the next round is to be another than plain, or there is no room for it.
+        """
+        if tokens_left < 2:
+            return 0
+        view = self._view(state, tokens, tokens_left)
+        plan = self._plan(replace(view, num_generated=view.num_generated + 1, tokens_left=tokens_left - 1))
+        if plan.drafter or plan.plain_tokens < 2:
+            return 0
+        round_.plan = replace(plan, plain_tokens=round_.plan.plain_tokens + plan.plain_tokens)
+        if round_.span is not None:
+            round_.span.set_attribute("outrider.plain_tokens", round_.plan.plain_tokens)
+        return plan.plain_tokens
+
+    def _plan(self, view: RoundView) -> RoundPlan:
+        shared = self._shared
+        return plan_round(view, shared.config.policy, self._acceptance, shared.costs, self._gate)
 
     def _run_ahead(self, round_: Round, tokens: Sequence[int]) -> None:
         """The draft is asked for nothing but what may come of this round."""
@@ -248,7 +267,9 @@ class Speculator:
             num_generated = verdict.base.length + len(verdict.tokens) - self._num_prompt
             self._gate.saw_round(len(verdict.tokens), round_s, costs.plain_s, num_generated)
 
-    def _view(self, state: State, tokens: Sequence[int], tokens_left: int, match: NgramMatch | None) -> RoundView:
+    def _view(self, state: State, tokens: Sequence[int], tokens_left: int) -> RoundView:
+        limit = min(self._max_proposal, tokens_left - 1)
+        match = self._ngram.lookup(limit) if self._ngram is not None else None
         return RoundView(
             temperature=self._sampling.temperature,
             control=self._control,

@@ -77,6 +77,11 @@ class TargetLink:
         """Whether an answer to what was asked is still to come; never once the target is lost."""
         return self._owed > 0
 
+    @property
+    def is_at_last(self) -> bool:
+        """Whether one verdict only is still to come."""
+        return self._owed == 1
+
     async def open(self, committed: Sequence[int]) -> EngineInfo:
         """Opens the sequence on a target, waiting for one if need be; it owes a first verdict then, of no round.
 
@@ -123,6 +128,10 @@ class TargetLink:
     def decode(self, max_tokens: int, traceparent: str) -> None:
         """Asks for a stretch of plain decoding, which takes no round trip per token: one verdict for each."""
         self._ask(max_tokens, lambda session: session.decode(max_tokens, traceparent=traceparent))
+
+    def prolong(self, max_tokens: int, traceparent: str) -> None:
+        """Asks for so many tokens more while the target is at the last of a stretch, so that it need not stop."""
+        self._ask(self._owed + max_tokens, lambda session: session.decode(max_tokens, traceparent=traceparent))
 
     async def verdict(self) -> Verdict | None:
         """The next verdict owed; None when the target was lost, and with it all that it owed.

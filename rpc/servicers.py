@@ -121,8 +121,9 @@ class _VerificationStream(RouterStream[TargetEngine, TargetOutput, verification_
 
     def _decode_command(self, session: _Verified, request: verification_pb2.Decode) -> Command[TargetEngine]:
         max_tokens = request.max_tokens
-        session.spans.stop(_PLAIN_RUN)
-        if max_tokens:
+        if not max_tokens:
+            session.spans.stop(_PLAIN_RUN)
+        elif not session.spans.prolong(_PLAIN_RUN, max_tokens):
             _begin_span(session, _PLAIN_RUN, "outrider.decode", request.traceparent, "", num_outputs=max_tokens)
         return lambda engine, number: engine.decode(number, max_tokens)
 

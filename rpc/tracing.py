@@ -136,6 +136,13 @@ class RoundSpans:
         if (span := start_span(name, traceparent, attributes)) is not None:
             self._open[base] = _Open(span, num_outputs)
 
+    def prolong(self, base: State, num_outputs: int) -> bool:
+        """Has the work on `base` bring so many outputs more. Whether there is such a span."""
+        if (work := self._open.get(base)) is None:
+            return False
+        work.outputs_left += num_outputs
+        return True
+
     def end(self, base: State, attributes: Attributes) -> bool:
         """An output of the work on `base`: ends its span if it was the last. Whether there is such a span."""
         if (work := self._open.get(base)) is None:

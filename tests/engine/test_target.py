@@ -211,6 +211,22 @@ def test_a_new_proposal_or_plain_decoding_takes_the_place_of_early_ones(target_f
     engine.propose_early(1, early_for(prompt, [], (0, truth[0], truth[1:3])))
     engine.decode(1, 1)
     next_verdict(engine, 1)
+    next_verdict(engine, 1)
+    assert not engine.has_work()
+
+
+def test_a_stretch_that_is_prolonged_goes_on_and_one_that_is_interrupted_ends(target_folder):
+    engine = make_engine(target_folder)
+    engine.open(1, [1, 9, 4], [], SamplingParams(), StopParams(max_tokens=20, ignore_eos=True))
+    next_verdict(engine, 1)
+    engine.decode(1, 2)
+    next_verdict(engine, 1)
+    engine.decode(1, 2)
+    for _ in range(3):
+        next_verdict(engine, 1)
+    assert not engine.has_work()
+    engine.decode(1, 2)
+    engine.decode(1, 0)
     assert not engine.has_work()
 
 

@@ -48,6 +48,7 @@ class FakeTarget:
         fault: makes sessions fail.
         open_sessions: sessions not closed yet.
         openings: committed tokens of every sequence that was opened.
+        num_rests: stretches of plain decoding behind which it had nothing to do.
     """
 
     info: EngineInfo
@@ -59,6 +60,7 @@ class FakeTarget:
     open_sessions: int = 0
     openings: list[list[int]] = field(default_factory=list)
     num_verdicts: int = 0
+    num_rests: int = 0
     proposals: list[Proposal] = field(default_factory=list)
 
     def open(
@@ -107,7 +109,9 @@ class FakeTargetSession:
         if not self._asked:
             await asyncio.get_running_loop().create_future()  # nothing was asked: nothing comes
         self._port.clock.spend(self._port.verify_s)
-        return self._judge(self._asked.popleft() or Proposal(self._state))
+        asked = self._asked.popleft()
+        self._port.num_rests += int(asked is None and not self._asked)
+        return self._judge(asked or Proposal(self._state))
 
     async def close(self) -> None:
         await asyncio.sleep(0)

@@ -185,6 +185,14 @@ async def test_a_useless_draft_is_switched_off_and_costs_little(tokenizer: Token
     assert bench.clock.now < 600 * 0.038 / 0.98
 
 
+async def test_while_speculation_is_off_the_target_hardly_rests(tokenizer: Tokenizer) -> None:
+    """In a batch a target that rests has to wait for the forward of the others, so stretches flow into each other."""
+    bench = Bench(tokenizer, wandering(VOCAB), percent=0)
+    await collect(bench.session([1, 2], SpeculationControl(), StopParams(max_tokens=600)))
+    num_plain = sum(1 for record in bench.recorder.rounds if not record.num_proposed)
+    assert bench.target.num_rests < num_plain / 20
+
+
 async def test_hot_requests_are_never_speculated_on(tokenizer: Tokenizer) -> None:
     bench = Bench(tokenizer, wandering(VOCAB))
     _, ids, complete = await collect(bench.session([1, 2], SpeculationControl(), temperature=0.9))

@@ -85,7 +85,7 @@ class FakeTarget(FakeEngine):
         self.early[session] = early
 
     def decode(self, session: int, max_tokens: int) -> None:
-        self.allowance[session] = max_tokens
+        self.allowance[session] = self.allowance.get(session, 0) + max_tokens if max_tokens else 0
 
     def close(self, session: int) -> None:
         super().close(session)

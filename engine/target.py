@@ -84,9 +84,6 @@ class TargetEngine:
             raise InvalidArgument("session", session, "an id that is not open")
         if not prompt:
             raise InvalidArgument("prompt_token_ids", "nothing", "at least one token")
-        for token in (*prompt, *committed):
-            if not 0 <= token < vocab_size:
-                raise InvalidArgument("prompt_token_ids", token, f"0 to {vocab_size - 1}")
         sampling.validate()
         stops.validate(vocab_size)
         if len(committed) >= stops.max_tokens:
@@ -95,6 +92,10 @@ class TargetEngine:
         if len(prompt) + stops.max_tokens > window:
             allowed = f"prompt and max_tokens of at most {window} tokens together"
             raise InvalidArgument("prompt_token_ids", f"{len(prompt)} + {stops.max_tokens} tokens", allowed)
+        for name, tokens in (("prompt_token_ids", prompt), ("committed_token_ids", committed)):  # no more than fit
+            for token in tokens:
+                if not 0 <= token < vocab_size:
+                    raise InvalidArgument(name, token, f"0 to {vocab_size - 1}")
         if len(self._sessions) >= settings.max_sessions:
             raise Overloaded(f"all {settings.max_sessions} sessions of this target are in use", retry_after_s=1.0)
 
@@ -118,7 +119,9 @@ class TargetEngine:
     def _held(self, proposal: Proposal) -> Held:
         runner = self._runner
         flaw = proposal.flaw(runner.vocab_size, runner.budget.max_proposal_tokens)
-        return Held(proposal, self._clock(), flaw or "")
+        if flaw is not None:
+            return Held(Proposal(proposal.base), self._clock(), flaw)  # however much of it there is, it goes now
+        return Held(proposal, self._clock())
 
     def decode(self, session: int, max_tokens: int) -> None:
         """Lets the session run on plainly for `max_tokens` rounds more without a round trip; 0 interrupts."""
@@ -206,7 +209,8 @@ class TargetEngine:
         session.sequence.tokens += tokens
         self._advance_computed(session, span, num_in_place)
         session.state = base.extend(tokens)
-        session.allowance = max(session.allowance - 1, 0)
+        if held is None:
+            session.allowance = max(session.allowance - 1, 0)
         session.finish_reason = finish
         session.pass_on(base, num_accepted, tokens[-1], self._held)
         self._sessions.move_to_end(span.key)

@@ -43,7 +43,7 @@ class TargetSession:
 
     Attributes:
         state: identity of the committed tokens, which are sequence.tokens.
-        allowance: rounds it may run plainly by itself; opening grants the first.
+        allowance: rounds without a proposal that it may run by itself; opening grants the first.
         held: the proposal for `state`, if it is here.
         early: proposals for states that may follow `state`.
         passed: the round before, so that early proposals that come too late for it can still be met.
@@ -78,10 +78,10 @@ class TargetSession:
         return None if self.held is None or self.held.dropped else self.held.proposal.limited(self.room - 1)
 
     def propose(self, held: Held) -> bool:
-        """Takes a proposal in the place of any for the present state; False when it is for another."""
+        """Takes a proposal for the present state, in place of others and of plain decoding; False if for another."""
         if held.proposal.base != self.state:
             return False
-        self.held, self.early = held, None
+        self.held, self.early, self.allowance = held, None, 0
         return True
 
     def propose_early(self, early: EarlyProposals, hold: Hold) -> bool:

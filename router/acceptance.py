@@ -26,7 +26,7 @@ PRIORS: Mapping[str, tuple[float, ...]] = {
 _UNKNOWN_PRIOR = (0.3,)
 _CHANGE_WEIGHT = 1.0  # tokens that speak against any change
 _MOST_ACCEPTANCE = 0.99
-_LEAST_CHANCE = 5e-4  # of a run of rounds in which nothing was accepted; one less likely says that the text has changed
+_LEAST_CHANCE = 7e-4  # of a run of rounds in which nothing was accepted; one less likely says that the text has changed
 
 
 def ngram_arm(match: NgramMatch) -> str:
@@ -154,7 +154,7 @@ class SessionAcceptance:
         workload: str = "",
         *,
         decay: float = 0.97,
-        change_decay: float = 0.8,
+        change_decay: float = 0.77,
         forget: float = 0.99,
     ) -> None:
         self._priors, self._workload, self._forget = priors, workload, forget

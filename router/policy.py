@@ -25,6 +25,9 @@ Reason = Literal["", "request", "temperature", "acceptance", "load", "draft_unav
 DraftStatus = Literal["none", "ready", "busy", "unavailable"]
 
 DRAFTERS = (DRAFT_MODEL, NGRAM)
+_GLANCE = (
+    2  # plain tokens at a time where each may be the last: one under way, and one behind it while that is looked at
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,13 +124,14 @@ def plan_round(
         stretch = pause if view.control.drafter == DRAFT_MODEL else min(pause, config.stretch)
         return RoundPlan(reason=_why_plain(options, costs), plain_tokens=min(stretch, view.tokens_left))
     is_untried = best is not None and best.plan.drafter == DRAFT_MODEL and not costs.knows_draft
-    if best is None or (gate.is_open and not is_untried and best.tokens_per_s * costs.round_s(0) < 1.0):
-        return RoundPlan(reason=unusable or (_why_plain(options, costs) if offered else ""))
+    if best is None or (gate.is_open and not is_untried and best.tokens_per_s * costs.plain_s < config.try_above):
+        reason = unusable or (_why_plain(options, costs) if offered else "")
+        return RoundPlan(reason=reason, plain_tokens=min(_GLANCE, view.tokens_left))
     return best.plan
 
 
 def _why_plain(options: list[_Option], costs: CostModel) -> Reason:
-    """Whether the best of what was drafted would pay if the batch were empty."""
+    """`load` where the best of what could be drafted would pay if the batch were empty, and does not in this one."""
     drafted = (option for option in options if option.plan.drafter)
     best = max(drafted, key=lambda option: option.tokens_per_s, default=None)
     if best is None:
@@ -135,7 +139,8 @@ def _why_plain(options: list[_Option], costs: CostModel) -> Reason:
     size = best.plan.num_speculative_tokens
     alone = costs.verify_alone_s(size) / costs.verify_alone_s(0)
     beside = costs.verify_s(size) / costs.verify_s(0)
-    return "load" if best.tokens_per_s * costs.plain_s * beside / alone > 1.0 else "acceptance"
+    speedup = best.tokens_per_s * costs.plain_s
+    return "load" if speedup <= 1.0 < speedup * beside / alone else "acceptance"
 
 
 def switched_off(temperature: float, control: SpeculationControl, config: PolicyConfig) -> Reason:
@@ -235,16 +240,18 @@ class _DraftRounds:
         ]
         size, speed = _best(waiting, self._is_fixed)
         # A draft that was never asked is asked first: nothing else tells what it costs.
-        may_go_plainly = self._num_ahead > 0 and not self._is_fixed and costs.knows_draft
+        has_time = costs.draft_token_s <= costs.ahead_s(0, is_asked=False)
+        may_go_plainly = self._num_ahead > 0 and not self._is_fixed and costs.knows_draft and has_time
         # A target that goes on by itself loses no time, and no place in the batch.
-        plain_otherwise = may_go_plainly and self._speed(1.0, verify_s[0] + costs.gap_s) > speed
+        at_once = self._speed(1.0, verify_s[0] + costs.gap_s) if may_go_plainly else 0.0
+        plain_otherwise = at_once > speed
         threshold = 0.0 if self._is_fixed else _confidence_threshold(speed, costs.draft_token_s, first)
         ahead = RunAhead(self._num_ahead, first) if self._num_ahead else None
         proposing = RoundPlan(DRAFT_MODEL, size, threshold, run_ahead=ahead, plain_otherwise=plain_otherwise)
         options = [_Option(proposing, speed, first)]
         if may_go_plainly:
             plain = RoundPlan(run_ahead=ahead, plain_otherwise=plain_otherwise)
-            options.insert(0, _Option(plain, self._speed(1.0, verify_s[0] + asked_s), first))
+            options.insert(0, _Option(plain, max(self._speed(1.0, verify_s[0] + asked_s), at_once), first))
         return options
 
     def _run_ahead(self) -> None:

@@ -19,7 +19,8 @@ class Round:
         proposal: what the target is to judge; empty in a plain round.
         began: when planning began; for the later tokens of a plain stretch, when the token before was committed.
         arm: the kind of proposal whose acceptance this round tells.
-        is_early: the target had the proposal before the round began, and needs not be asked.
+        is_early: the target knew what to do before the round began, and needs not be asked.
+        then: the plain stretch that is to follow at once, where the router knows that already.
         is_hit: whether it had the next one when this round was over; None where no draft ran ahead for it.
         num_wasted: draft tokens that were drafted ahead and that this round has made useless.
     """
@@ -31,6 +32,7 @@ class Round:
     draft_wait_s: float = 0.0
     dropped: str = ""
     is_early: bool = False
+    then: RoundPlan | None = None
     is_hit: bool | None = None
     num_wasted: int = 0
     num_stale: int = 0

@@ -72,7 +72,9 @@ class Session:
         round_ = await self._speculator.propose(self._state, self._tokens, self._tokens_left)
         traceparent = traceparent_of(round_.span)
         if round_.is_early:
-            self._target.goes_on()
+            self._target.goes_on(round_.plan.plain_tokens)
+            if round_.then is not None:
+                self._target.decode_next(round_.then.plain_tokens, traceparent)
         elif round_.is_stretch:
             self._target.decode(round_.plan.plain_tokens, traceparent)
         else:

@@ -90,6 +90,9 @@ class Speculator:
         self._draft: DraftLink | None = None
         self._ahead = RunningAhead(shared.costs, shared.clock, propose_early)
         self._max_proposal = 0
+        self._then: RoundPlan | None = (
+            None  # what the target does behind the round under way, if it has been told already
+        )
         self._num_prompt, self._workload = len(request.prompt), request.workload
         self._num_stale = 0  # counted so far
         self.totals = SpeculationTotals()
@@ -98,6 +101,7 @@ class Speculator:
     def target_opened(self, info: EngineInfo, tokens: Sequence[int]) -> None:
         """Prepares the draft while the target computes `tokens`. When a target was lost it is prepared already."""
         self._ahead.forget()
+        self._then = None
         self._max_proposal = min(info.max_proposal_tokens, self._shared.config.max_draft_tokens)
         if self._draft is None and self._wants(DRAFT_MODEL):
             self._draft = DraftLink(
@@ -124,6 +128,9 @@ class Speculator:
             tokens_left: tokens that may still be generated, at least 1.
         """
         began = self._shared.clock()
+        if self._then is not None:
+            plan, self._then = self._then, None
+            return Round(plan, Proposal(state), began, is_early=True, span=self._round_span(plan, state))
         view = self._view(state, tokens, tokens_left)
         plan, match = self._plan(view), view.match
         if (early := self._ahead.next_proposal) is not None:
@@ -136,7 +143,7 @@ class Speculator:
         elif plan.drafter == DRAFT_MODEL:
             await self._ask_draft(round_, tokens)
         elif plan.run_ahead is not None:
-            self._run_ahead(round_, tokens)
+            self._tell_draft(round_.proposal, plan, tokens)
         return round_
 
     def prolong(self, round_: Round, state: State, tokens: Sequence[int], tokens_left: int) -> int:
@@ -149,32 +156,38 @@ class Speculator:
             return 0
         view = self._view(state, tokens, tokens_left)
         plan = self._plan(replace(view, num_generated=view.num_generated + 1, tokens_left=tokens_left - 1))
-        if plan.drafter or plan.plain_tokens < 2:
+        if plan.run_ahead is not None:
+            self._tell_draft(
+                Proposal(state), plan, tokens
+            )  # the token under way is a round as good as any to run ahead of
+        more = plan.plain_tokens - 1  # the one that is under way is among the plan's
+        if plan.drafter or not more:
             return 0
-        round_.plan = replace(plan, plain_tokens=round_.plan.plain_tokens + plan.plain_tokens)
+        if self._gate.is_open:
+            self._pass_over(view, plan)
+        round_.plan = replace(plan, plain_tokens=round_.plan.plain_tokens + more)
         if round_.span is not None:
             round_.span.set_attribute("outrider.plain_tokens", round_.plan.plain_tokens)
-        return plan.plain_tokens
+        return more
 
     def _plan(self, view: RoundView) -> RoundPlan:
         shared = self._shared
         return plan_round(view, shared.config.policy, self._acceptance, shared.costs, self._gate)
 
-    def _run_ahead(self, round_: Round, tokens: Sequence[int]) -> None:
-        """The draft is asked for nothing but what may come of this round."""
+    def _tell_draft(self, proposal: Proposal, plan: RoundPlan, tokens: Sequence[int]) -> None:
+        """The draft is asked for nothing but what may come of verifying `proposal`."""
         assert self._draft is not None
-        plan, proposal = round_.plan, round_.proposal
         told = self._ahead.begin(proposal, plan.run_ahead, is_asked=False, plain_otherwise=plan.plain_otherwise)
         self._draft.went_on(proposal.base, tokens, told)
 
     def _go_on(self, early: Proposal, plan: RoundPlan, began: float, tokens: Sequence[int]) -> Round:
         """A round that the target has begun by itself. What the policy would rather do now, it may do in the next."""
+        self._then = plan if plan.plain_tokens > 1 else None
         drafter = DRAFT_MODEL if early.tokens else ""
         plan = RoundPlan(drafter, len(early.tokens), run_ahead=plan.run_ahead, plain_otherwise=plan.plain_otherwise)
         span = self._round_span(plan, early.base)
-        round_ = Round(plan, early, began, arm=DRAFT_MODEL, is_early=True, span=span)
-        self._run_ahead(round_, tokens)
-        return round_
+        self._tell_draft(early, plan, tokens)
+        return Round(plan, early, began, arm=DRAFT_MODEL, is_early=True, then=self._then, span=span)
 
     def learn(self, round_: Round, verdict: Verdict, state: State) -> float:
         """Counts a verdict, which led to `state`, and lets the policy see how the round went; returns the seconds the
@@ -256,15 +269,17 @@ class Speculator:
 
     def _learn_times(self, round_: Round, verdict: Verdict, round_s: float) -> None:
         costs = self._shared.costs
+        num_generated = verdict.base.length + len(verdict.tokens) - self._num_prompt
         if round_.is_stretch:
             costs.saw_forward(verdict)
+            if not self._off:
+                self._gate.saw_plain(num_generated)
             return
         if round_.is_early:
             costs.saw_early(verdict, round_s)
         else:
             costs.saw_round(verdict, round_s, round_.draft_wait_s)
         if not self._off:
-            num_generated = verdict.base.length + len(verdict.tokens) - self._num_prompt
             self._gate.saw_round(len(verdict.tokens), round_s, costs.plain_s, num_generated)
 
     def _view(self, state: State, tokens: Sequence[int], tokens_left: int) -> RoundView:

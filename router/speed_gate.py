@@ -17,6 +17,7 @@ class PolicyConfig:
         max_temperature: at this temperature and above speculation is off.
         acceptance_floor: least chance of its first token for the draft model to be asked, whatever time says. It does
             not apply to n-grams, which cost no drafting.
+        try_above: expected speed, as a multiple of plain decoding, from which on it is tried: only so is it measured.
         off_below: measured speed, as a multiple of plain decoding, below which speculation is switched off.
         on_above: multiple a probe must reach to switch it on again.
         min_tokens: tokens of evidence before it can be switched off.
@@ -31,6 +32,7 @@ class PolicyConfig:
 
     max_temperature: float = 0.9
     acceptance_floor: float = 0.05
+    try_above: float = 0.95
     off_below: float = 0.98
     on_above: float = 1.03
     min_tokens: int = 12
@@ -69,9 +71,7 @@ class SpeedGate:
         """
         if self.pause_left(num_generated - num_tokens):
             return
-        self._tokens = 0.95 * self._tokens + num_tokens
-        self._plain_equivalent = 0.95 * self._plain_equivalent + round_s / plain_s
-        self._evidence += num_tokens
+        self._count(num_tokens, round_s / plain_s)
         if self.is_open:
             if self._evidence >= self._config.min_tokens and self.speedup < self._config.off_below:
                 self._close(self._config.first_pause, num_generated)
@@ -79,6 +79,18 @@ class SpeedGate:
         self._probe_rounds_left -= 1
         if self._probe_rounds_left <= 0:
             self._judge_probe(num_generated)
+
+    def saw_plain(self, num_generated: int) -> None:
+        """One token decoded plainly because nothing promised more; where that goes on, probes are to ask again."""
+        if self.is_open:
+            self._count(1, 1.0)
+            if self._evidence >= self._config.min_tokens and self.speedup < self._config.on_above:
+                self._close(self._config.first_pause, num_generated)
+
+    def _count(self, num_tokens: int, plain_equivalent: float) -> None:
+        self._tokens = 0.95 * self._tokens + num_tokens
+        self._plain_equivalent = 0.95 * self._plain_equivalent + plain_equivalent
+        self._evidence += num_tokens
 
     @property
     def speedup(self) -> float:

@@ -121,9 +121,9 @@ class TargetLink:
             with contextlib.suppress(Unavailable, UnknownSession):  # which the verdict that is owed will say
                 self._session.propose_early(early)
 
-    def goes_on(self) -> None:
-        """The target verifies an early proposal: its verdict comes without being asked for."""
-        self._owed = 1
+    def goes_on(self, num_verdicts: int) -> None:
+        """The target has been told already what it does now: its verdicts come without being asked for."""
+        self._owed = num_verdicts
 
     def decode(self, max_tokens: int, traceparent: str) -> None:
         """Asks for a stretch of plain decoding, which takes no round trip per token: one verdict for each."""
@@ -132,6 +132,10 @@ class TargetLink:
     def prolong(self, max_tokens: int, traceparent: str) -> None:
         """Asks for so many tokens more while the target is at the last of a stretch, so that it need not stop."""
         self._ask(self._owed + max_tokens, lambda session: session.decode(max_tokens, traceparent=traceparent))
+
+    def decode_next(self, max_tokens: int, traceparent: str) -> None:
+        """Asks for a stretch of plain decoding behind the round under way; its verdicts are owed after `goes_on`."""
+        self._ask(self._owed, lambda session: session.decode(max_tokens, traceparent=traceparent))
 
     async def verdict(self) -> Verdict | None:
         """The next verdict owed; None when the target was lost, and with it all that it owed.

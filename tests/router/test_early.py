@@ -170,7 +170,8 @@ class Target:
         session.finish_reason = "length" if len(tokens) == session.room else None
         session.sequence.tokens += tokens
         session.state = base.extend(tokens)
-        session.allowance = max(session.allowance - 1, 0)
+        if held is None:
+            session.allowance = max(session.allowance - 1, 0)
         session.pass_on(base, num_accepted, token, hold)
         said = Verdict(base, len(proposed), num_accepted, tokens, session.finish_reason)
         self.judged.append((said, held.proposal.tokens if held is not None else ()))
@@ -187,6 +188,7 @@ class Router:
     expected: deque[tuple[int, ...]] = field(default_factory=deque)  # proposals whose verdicts are owed
     next: Proposal | None = None
     is_opening: bool = True
+    is_stretch: bool = False  # what is expected is plain decoding
     asks: bool = False  # a round waits for the draft
     drafted: list[EarlyProposals] = field(default_factory=list)  # by the draft, not here yet
     is_over: bool = False
@@ -208,14 +210,19 @@ class Router:
         """The first target, or another one."""
         self.target = Target.opened(self.tokens, 1, self.max_tokens, self.rng)
         self.book.forget()
-        self.next, self.asks, self.is_opening = None, False, True
+        self.next, self.asks, self.is_opening, self.is_stretch = None, False, True, False
         self.expected = deque([()])
 
     def begin(self) -> None:
-        self.is_opening = False
+        self.is_opening = self.is_stretch = False
         if self.next is not None:
             early, self.next = self.next, None
-            self.begin_drafted(early)
+            if self.rng.random() < 0.8:
+                self.begin_drafted(early)
+            else:  # plain decoding is to follow, and the target is told so at once
+                self.book.begin(early)
+                self.expected.append(early.tokens)
+                self.decode()
             return
         kind = self.rng.choice(["draft", "draft", "draft", "ahead", "ngram", "plain", "stretch"])
         if kind == "draft":
@@ -223,11 +230,25 @@ class Router:
         elif kind == "ahead":  # of a plain round
             self.answered(Proposal(self.state))
         elif kind == "stretch":
-            count = self.rng.randint(2, 4)
-            self.expected.extend([()] * min(count, self.max_tokens + 1 - len(self.tokens)))
-            self.target.inbox.append(lambda session: decode(session, count))
+            self.decode()
         else:
             self.propose(Proposal.chain(self.state, self.chain() if kind == "ngram" else ()))
+
+    def decode(self) -> None:
+        count = self.rng.randint(1, 4)
+        self.is_stretch = True
+        self.expected.extend([()] * count)
+        self.target.inbox.append(lambda session: decode(session, count))
+
+    def at_last(self) -> None:
+        """One token of a stretch is still to come: it goes on, or is a round for the draft to run ahead of."""
+        if self.rng.random() < 0.6:
+            self.decode()
+            return
+        self.is_stretch = False
+        self.book.begin(Proposal(self.state))
+        self.drafted.append(self.run_ahead(Proposal(self.state)))
+        self.seen["entered"] += 1
 
     def propose(self, proposal: Proposal) -> None:
         self.expected.append(proposal.tokens)
@@ -269,6 +290,8 @@ class Router:
             self.seen["plain"] += self.next is not None and not self.next.tokens
             self.num_used += len(self.next.tokens) if self.next is not None else 0
         self.is_over = said.finish_reason is not None
+        if self.is_over:
+            self.expected.clear()  # of a stretch that was cut short
 
     def events(self) -> list[Callable[[], None]]:
         """What can happen now; each queue keeps its order, and nothing else is ordered."""
@@ -276,6 +299,7 @@ class Router:
         happening = {
             self.begin: idle,
             self.draft_answers: self.asks,
+            self.at_last: self.is_stretch and len(self.expected) == 1 and not self.expected[0],
             self.early_arrived: bool(self.drafted),
             self.verdict_arrived: bool(target.judged and self.expected),
             target.read: bool(target.inbox),
@@ -295,7 +319,8 @@ class Router:
 
 
 def decode(session: TargetSession, count: int) -> bool:
-    session.allowance, session.early = count, None
+    session.allowance += count
+    session.early = None
     return True
 
 

@@ -65,6 +65,9 @@ def rounds_chosen(before: float, after: float, rng: random.Random) -> list[tuple
         num_generated += tokens
         if plan.plain_tokens == 1:
             gate.saw_round(tokens, round_s, costs.plain_s, num_generated)
+        for token in range(plan.plain_tokens if plan.plain_tokens > 1 else 0):
+            gate.saw_plain(num_generated - plan.plain_tokens + 1 + token)
+            acceptance.pass_over(DRAFT_MODEL)
         rounds.append((size, plan.plain_tokens))
     return rounds
 

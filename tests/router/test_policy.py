@@ -40,6 +40,7 @@ def after(arm: str, num_accepted: int, times: int = 60) -> SessionAcceptance:
 
 OFF = SpeculationControl(enabled=False)
 DRAFT_ONLY = SpeculationControl(drafter="draft_model")
+NOT_NOW = RoundPlan(reason="acceptance", plain_tokens=2)
 
 
 @pytest.mark.parametrize(
@@ -49,13 +50,13 @@ DRAFT_ONLY = SpeculationControl(drafter="draft_model")
         ({"control": SpeculationControl(max_draft_tokens=0)}, "request", 100),
         ({"temperature": 0.9}, "temperature", 100),
         ({"temperature": 1.5}, "temperature", 100),
-        ({"draft": "unavailable"}, "draft_unavailable", 1),
+        ({"draft": "unavailable"}, "draft_unavailable", 2),
         ({"draft": "unavailable", "control": DRAFT_ONLY}, "draft_unavailable", CONFIG.retry_tokens),
         ({"draft": "unavailable", "control": DRAFT_ONLY, "tokens_left": 3}, "draft_unavailable", 3),
-        ({"draft_room": 0}, "context", 1),
+        ({"draft_room": 0}, "context", 2),
         ({"draft_room": -5, "control": DRAFT_ONLY}, "context", 100),
-        ({"draft": "busy"}, "", 1),
-        ({"draft": "none"}, "", 1),
+        ({"draft": "busy"}, "", 2),
+        ({"draft": "none"}, "", 2),
         ({"tokens_left": 1}, "", 1),
         ({"tokens_left": 1, "match": COPY}, "", 1),
     ],
@@ -117,18 +118,18 @@ def test_a_slow_draft_is_not_asked() -> None:
     costs = CostModel()
     costs.saw_draft(1, draft_s=0.050, wait_s=0.051)
     planned = plan_round(VIEW, CONFIG, SessionAcceptance(AcceptancePriors()), costs, SpeedGate(CONFIG))
-    assert planned == RoundPlan(reason="acceptance")
+    assert planned == NOT_NOW
 
 
 def test_a_drafter_that_is_never_right_is_not_asked() -> None:
-    assert plan(VIEW, after(DRAFT_MODEL, 0)) == RoundPlan(reason="acceptance")
+    assert plan(VIEW, after(DRAFT_MODEL, 0)) == NOT_NOW
 
 
 def test_the_floor_rules_out_what_the_clock_would_allow() -> None:
     free = CostModel()
     free.saw_draft(1, draft_s=1e-6, wait_s=1e-6)
-    acceptance = after(DRAFT_MODEL, 0)
-    strict = PolicyConfig(acceptance_floor=0.5)
+    acceptance = right_more_often_than_not()
+    strict = PolicyConfig(acceptance_floor=0.95)
     assert plan_round(VIEW, strict, acceptance, free, SpeedGate(strict)).reason == "acceptance"
     lenient = PolicyConfig(acceptance_floor=0.0)
     assert plan_round(VIEW, lenient, acceptance, free, SpeedGate(lenient)).drafter == "draft_model"
@@ -351,7 +352,7 @@ def test_behind_a_draft_too_slow_to_wait_for_plain_rounds_go_on() -> None:
     assert planned.run_ahead is not None
     assert planned.plain_otherwise
     never = replace(VIEW, control=SpeculationControl(run_ahead=False))
-    assert planned_with(costs, right_more_often_than_not(), never) == RoundPlan(reason="acceptance")
+    assert planned_with(costs, right_more_often_than_not(), never) == NOT_NOW
 
 
 def test_behind_a_draft_worth_waiting_for_no_round_is_plain() -> None:
@@ -367,7 +368,7 @@ def test_nothing_runs_ahead_that_has_measured_worse_than_plain_decoding(hits: fl
     for number in range(400):
         costs.saw_ahead(number % 20 < 20 * hits)
     planned = planned_with(costs, right_more_often_than_not())
-    assert planned == RoundPlan(reason="load")
+    assert planned == replace(NOT_NOW, reason="load")
 
 
 # Why nothing is drafted.
@@ -387,13 +388,13 @@ def crowded(row_s: float, num_others: int) -> CostModel:
 def test_what_pays_alone_but_not_in_this_batch_is_off_for_load() -> None:
     acceptance, view = right_more_often_than_not(), replace(VIEW, control=SpeculationControl(run_ahead=False))
     assert planned_with(crowded(0.001, 6), acceptance, view).drafter == "draft_model"
-    assert planned_with(crowded(0.001, 300), acceptance, view) == RoundPlan(reason="load")
+    assert planned_with(crowded(0.001, 300), acceptance, view) == replace(NOT_NOW, reason="load")
 
 
 def test_what_would_not_pay_alone_either_is_off_for_acceptance() -> None:
     view = replace(VIEW, control=SpeculationControl(run_ahead=False))
     for num_others in (6, 300):
-        assert planned_with(crowded(0.001, num_others), after(DRAFT_MODEL, 0), view) == RoundPlan(reason="acceptance")
+        assert planned_with(crowded(0.001, num_others), after(DRAFT_MODEL, 0), view) == NOT_NOW
 
 
 def test_a_pause_says_load_where_the_batch_is_why() -> None:

@@ -64,23 +64,28 @@ class DraftEngine:
         """Opens `session`; its prompt is computed with the first proposal.
 
         Raises:
-            InvalidArgument: no tokens, a token out of range, or more than the draft's window.
+            InvalidArgument: no tokens, a token out of range, more than the draft's window, or sampling out of range.
             Overloaded: max_sessions are open.
         """
+        sampling.validate()
         if session in self._sessions:
             raise InvalidArgument("session", session, "an id that is not open")
         if len(self._sessions) >= self._runner.settings.max_sessions:
             raise Overloaded(f"all {self._runner.settings.max_sessions} sessions of this draft are in use", 1.0)
-        self._check_tokens(prompt, len(prompt))
+        self._check_length(len(prompt))
+        self._check_tokens("prompt_token_ids", prompt)
         self._sessions[session] = DraftSession(Sequence(list(prompt), len(prompt)), sampling, State.of(prompt))
 
-    def _check_tokens(self, tokens: Tokens[int], length: int) -> None:
-        window, vocab_size = self._runner.max_context_length, self._runner.vocab_size
+    def _check_length(self, length: int) -> None:
+        window = self._runner.max_context_length
         if not 0 < length <= window:
             raise InvalidArgument("prompt_token_ids", f"{length} tokens", f"1 to {window} tokens")
+
+    def _check_tokens(self, field: str, tokens: Tokens[int]) -> None:
+        vocab_size = self._runner.vocab_size
         for token in tokens:
             if not 0 <= token < vocab_size:
-                raise InvalidArgument("prompt_token_ids", token, f"0 to {vocab_size - 1}")
+                raise InvalidArgument(field, token, f"0 to {vocab_size - 1}")
 
     def advance(
         self,
@@ -108,13 +113,15 @@ class DraftEngine:
         if session not in self._sessions:
             raise UnknownSession(f"session {session} is not open")
         draft = self._sessions[session]
+        self._check_length(base.length)
         known = base.length - len(tail)  # tokens that the tail leaves untold
-        self._check_tokens(tail, base.length)
         told = draft.state.length - known
-        if not 0 <= told <= len(tail) or draft.sequence.tokens[known : draft.state.length] != list(tail[:told]):
+        fits = known >= 0 and 0 <= told <= len(tail)
+        if not fits or draft.sequence.tokens[known : draft.state.length] != list(tail[:told]):
             raise InvalidArgument(
                 "tail", f"{len(tail)} tokens to length {base.length}", "one that continues this session"
             )
+        self._check_tokens("tail", tail)
         state = draft.state.extend(tail[told:])
         if state != base:
             raise InvalidArgument("base.hash", base.hash, f"{state.hash}, the hash of the told tokens")

@@ -50,17 +50,17 @@ class Lookaheads:
         num_computed = sequence.num_computed - draft.state.length
         if run_ahead is None or num_computed < 0 or not sequence.block_table:
             return
-        draws = not draft.sampling.greedy and draft.sampling.seed is None
-        found = outcomes(draft.drafted, run_ahead.acceptance if draws else None, grown[0] if grown else None)
-        width = how_many(found, run_ahead, self._rows_for(run_ahead))
         room = self._runner.max_context_length - len(sequence.tokens) - 1
-        longest = min(run_ahead.num_speculative_tokens, room // 2)
-        if longest > 0:
-            plan = replace(run_ahead, num_speculative_tokens=longest)
-            num_done = num_computed + len(grown[1:])
-            draft.lookahead = Lookahead(draft.state, draft.drafted, num_done, found[:width], plan, draft.ahead_since)
-            if grown:
-                draft.lookahead.take_over(grown)
+        plan = replace(run_ahead, num_speculative_tokens=min(run_ahead.num_speculative_tokens, room // 2))
+        if plan.num_speculative_tokens <= 0:
+            return
+        draws = not draft.sampling.greedy and draft.sampling.seed is None
+        found = outcomes(draft.drafted, plan.acceptance if draws else None, grown[0] if grown else None)
+        width = how_many(found, plan, self._rows_for(plan))
+        num_done = num_computed + len(grown[1:])
+        draft.lookahead = Lookahead(draft.state, draft.drafted, num_done, found[:width], plan, draft.ahead_since)
+        if grown:
+            draft.lookahead.take_over(grown)
 
     def demands(self, num_owing: int) -> list[Demand]:
         """Rows of those that run ahead. Where somebody waits for a proposal, only so many that he waits little longer.

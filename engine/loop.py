@@ -75,7 +75,7 @@ class EngineLoop(Generic[EngineT, OutputT]):
         self._info = engine.info()
         # of the asyncio side
         self._subscribers: dict[int, Subscriber[OutputT]] = {}
-        self._last_session = 0
+        self._last_session = self._num_posted = 0
         self._ended, self._down = asyncio.Event(), asyncio.Event()
         # of the engine thread, as are all methods below `_run`
         self._stopping = False
@@ -98,30 +98,30 @@ class EngineLoop(Generic[EngineT, OutputT]):
             refused: _Event[OutputT] = _Event(session, error=self._failure)
             self._asyncio.call_soon(self._deliver, [refused])
         else:
-            self._inbox.put(partial(self._apply_open, session, command))
+            self._put(partial(self._apply_open, session, command))
         return session
 
     def post(self, session: int, command: Command[EngineT]) -> None:
         """Applies `command` before the next step; a session that is gone by then ignores it."""
-        self._inbox.put(partial(self._apply, session, command))
+        self._put(partial(self._apply, session, command))
 
     def close_session(self, session: int, error: OutriderError | None = None) -> None:
         """Closes a session; its subscriber hears of it (as a failure if `error` says why) once blocks are free."""
-        self._inbox.put(partial(self._apply_close, session, error))
+        self._put(partial(self._apply_close, session, error))
 
     async def call(self, function: Callable[[EngineT], ResultT]) -> ResultT:
         """Runs `function` on the engine thread between two steps and returns what it returns."""
         if self._ended.is_set():
             raise Unavailable("the engine has been shut down")
         result: Future[ResultT] = Future()
-        self._inbox.put(partial(self._apply_call, function, result))
+        self._put(partial(self._apply_call, function, result))
         return await asyncio.wrap_future(result)
 
     async def close(self, timeout_s: float = 30.0) -> None:
         """Fails what is open, frees it and joins the thread. Idempotent. Raises Unavailable if the thread is stuck."""
         if self._thread.ident is None:
             return
-        self._inbox.put(self._apply_stop)
+        self._put(self._apply_stop)
         try:
             async with asyncio.timeout(timeout_s):
                 await self._ended.wait()
@@ -145,6 +145,11 @@ class EngineLoop(Generic[EngineT, OutputT]):
         """Commands posted but not yet applied."""
         return self._inbox.qsize()
 
+    @property
+    def num_posted(self) -> int:
+        """Commands posted since the start: the number of the latest. They are applied in that order."""
+        return self._num_posted
+
     def unhealthy(self) -> str | None:
         """Why the serving path is broken (engine failed, thread gone or stuck in a turn), or None if it is not."""
         if self._failure is not None:
@@ -155,6 +160,10 @@ class EngineLoop(Generic[EngineT, OutputT]):
         if not self._idle and silent_s > self._stall_limit_s:
             return f"the engine has been in one step for {silent_s:.0f} s, allowed are {self._stall_limit_s:.0f} s"
         return None
+
+    def _put(self, command: Callable[[], None]) -> None:
+        self._num_posted += 1
+        self._inbox.put(command)
 
     def _deliver(self, events: list[_Event[OutputT]]) -> None:
         for event in events:

@@ -109,6 +109,15 @@ class Proposal:
             draft_probs=None if self.draft_probs is None else tuple(self.draft_probs[i] for i in kept),
         )
 
+    def first(self, num_tokens: int) -> Proposal:
+        """Its first tokens, which are a tree as well: parents come before their children."""
+        if num_tokens >= len(self.tokens):
+            return self
+        draft_probs = None if self.draft_probs is None else self.draft_probs[:num_tokens]
+        return replace(
+            self, tokens=self.tokens[:num_tokens], parents=self.parents[:num_tokens], draft_probs=draft_probs
+        )
+
     def flaw(self, vocab_size: int, max_tokens: int) -> str | None:
         """Why this proposal cannot be verified (garbage from a faulty drafter), or None when it is well formed."""
         if len(self.tokens) > max_tokens:

@@ -118,11 +118,15 @@ class Runner:
         return min(self.device.shape.vocab_size, self.settings.vocab_size or self.device.shape.vocab_size)
 
     @property
+    def num_slots(self) -> int:
+        """Tokens the pool could hold."""
+        return (self.pool.num_blocks - 1) * self.pool.block_size
+
+    @property
     def max_context_length(self) -> int:
         """Most tokens of one session: the configured limit, the model's window, and what the pool could hold."""
-        pool_tokens = (self.pool.num_blocks - 1) * self.pool.block_size
         configured = self.settings.max_context_length or self.device.shape.max_context_length
-        return min(configured, self.device.shape.max_context_length, pool_tokens)
+        return min(configured, self.device.shape.max_context_length, self.num_slots)
 
     def info(self, running_sessions: int) -> EngineInfo:
         return EngineInfo(

@@ -99,7 +99,7 @@ def decode_proposal(message: pb.ProposalTree) -> Proposal:
         tuple(message.parents) or chain_parents(len(tokens)),
         _decode_probs(message),
         message.drafter,
-        message.draft_time_s,
+        _seconds(message.draft_time_s, "proposal.draft_time_s"),
     )
 
 
@@ -128,7 +128,7 @@ def decode_early(message: pb.EarlyProposals) -> EarlyProposals:
         decode_state(message.trunk),
         _Received(message.branches),
         message.drafter,
-        message.draft_time_s,
+        _seconds(message.draft_time_s, "early.draft_time_s"),
         message.plain_otherwise,
     )
 
@@ -221,8 +221,8 @@ def decode_verdict(message: verification_pb.SessionVerdict) -> Verdict:
         message.num_accepted,
         tuple(message.tokens),
         _FINISH_REASONS[message.finish_reason],
-        message.forward_time_s,
-        message.queue_time_s,
+        _seconds(message.forward_time_s, "verdict.forward_time_s"),
+        _seconds(message.queue_time_s, "verdict.queue_time_s"),
         message.rows,
         message.dropped,
     )
@@ -236,6 +236,13 @@ def encode_info(info: EngineInfo) -> pb.EngineInfo:
 def decode_info(message: pb.EngineInfo) -> EngineInfo:
     values = {field.name: getattr(message, field.name) for field in fields(EngineInfo)}
     return EngineInfo(**{**values, "eos_token_ids": tuple(message.eos_token_ids)})
+
+
+def _seconds(value: float, path: str) -> float:
+    """Raises InvalidArgument for what is no time: it would spoil every mean that it goes into."""
+    if not 0.0 <= value < math.inf:
+        raise InvalidArgument(path, value, "seconds")
+    return value
 
 
 def require(message: Message, name: str, path: str) -> None:

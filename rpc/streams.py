@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import AsyncIterator
 from typing import Any, Generic, TypeVar
 
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from engine.errors import InvalidArgument, OutriderError, Overloaded, UnknownSession
 from engine.loop import Command, EngineLoop
@@ -21,7 +23,8 @@ from rpc.errors import encode_failure
 from rpc.outbox import MAX_WAITING_BYTES, MessageT, Outbox
 from rpc.pb import session_pb2 as pb
 
-MAX_BACKLOG = 16_384  # commands that may wait for the engine
+MAX_BACKLOG = 16_384  # commands of one stream that may wait for the engine
+_REQUESTS_PER_TURN = 256  # of one frame that are read before other streams have their turn
 
 EngineT = TypeVar("EngineT", bound=Engine)
 OutputT = TypeVar("OutputT")
@@ -71,6 +74,7 @@ class RouterStream(ABC, Generic[EngineT, OutputT, MessageT]):
         self._outbox: Outbox[MessageT] = Outbox(max_waiting_bytes)
         self._reader: asyncio.Task[None] | None = None
         self._overflow: Overloaded | None = None
+        self._posted: deque[int] = deque()  # numbers of its commands that may still wait for the engine
 
     @abstractmethod
     def reply(self, **kind: Any) -> MessageT:
@@ -115,12 +119,25 @@ class RouterStream(ABC, Generic[EngineT, OutputT, MessageT]):
     async def _read(self, frames: AsyncIterator[Any]) -> None:
         try:
             async for frame in frames:
-                for request in frame.requests:
+                for count, request in enumerate(frame.requests, start=1):
                     self._receive(request)
-                if self.loop.backlog > MAX_BACKLOG:
-                    raise Overloaded(f"{self.loop.backlog} commands wait for the engine", 1.0)
+                    if (backlog := self._backlog()) > MAX_BACKLOG:
+                        raise Overloaded(f"{backlog} commands wait for the engine", 1.0)
+                    if count % _REQUESTS_PER_TURN == 0:
+                        await asyncio.sleep(0)
+        except DecodeError:
+            raise InvalidArgument(
+                "requests", "bytes that are no message", "a frame of this service's requests"
+            ) from None
         finally:
             self._outbox.close()
+
+    def _backlog(self) -> int:
+        """Commands of this stream that the engine has not applied yet. Those of others are not its fault."""
+        applied = self.loop.num_posted - self.loop.backlog
+        while self._posted and self._posted[0] <= applied:
+            self._posted.popleft()
+        return len(self._posted)
 
     def _receive(self, request: Any) -> None:
         kind = request.WhichOneof("request")
@@ -148,11 +165,16 @@ class RouterStream(ABC, Generic[EngineT, OutputT, MessageT]):
             return
         self.sessions[session.number] = session
         session.engine_session = self.loop.open(command, session)
+        self._posted.append(self.loop.num_posted)
 
     def _forward(self, session: ServedSession[OutputT, MessageT], kind: str, message: Any) -> None:
         if kind == "close":
             self.loop.close_session(session.engine_session)
-            return
+        else:
+            self._post(session, kind, message)
+        self._posted.append(self.loop.num_posted)
+
+    def _post(self, session: ServedSession[OutputT, MessageT], kind: str, message: Any) -> None:
         try:
             command = self.command_of(session, kind, message)
         except InvalidArgument as error:

@@ -15,6 +15,7 @@ from rpc.pb import drafting_pb2, session_pb2, verification_pb2
 
 U32 = st.integers(0, 2**32 - 1)
 FLOATS = st.floats(allow_nan=False)
+SECONDS = st.floats(0.0, allow_infinity=False)
 STATES = st.builds(State, U32, st.integers(0, 2**64 - 1))
 SPARSE = st.builds(
     SparseProbs,
@@ -29,7 +30,7 @@ def proposals(draw: st.DrawFn) -> Proposal:
     tokens = tuple(draw(st.lists(U32, max_size=6)))
     parents = tuple(draw(st.integers(-1, max(i - 1, -1))) for i in range(len(tokens)))
     probs = draw(st.none() | st.tuples(*(SPARSE for _ in tokens))) if tokens else None
-    return Proposal(draw(STATES), tokens, parents, probs, draw(st.text(max_size=8)), draw(FLOATS))
+    return Proposal(draw(STATES), tokens, parents, probs, draw(st.text(max_size=8)), draw(SECONDS))
 
 
 @st.composite
@@ -46,10 +47,9 @@ EARLY = st.builds(
     STATES,
     st.lists(branches(), min_size=1, max_size=4).map(tuple),
     st.text(max_size=8),
-    FLOATS,
+    SECONDS,
     st.booleans(),
 )
-SECONDS = st.floats(0.0, allow_infinity=False)
 RUN_AHEAD = st.builds(RunAhead, U32, st.floats(0.0, 1.0), SECONDS, SECONDS, U32)
 
 
@@ -89,8 +89,8 @@ def test_run_ahead_survives(run_ahead: RunAhead | None) -> None:
         U32,
         st.lists(U32, max_size=6).map(tuple),
         st.sampled_from([None, "stop", "length"]),
-        FLOATS,
-        FLOATS,
+        SECONDS,
+        SECONDS,
         U32,
         st.text(max_size=8),
     ),

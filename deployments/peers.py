@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar, cast
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Generic, TypeVar
 
 from cluster.discovery import BroadcastHandle, Discovery, Endpoint
 from engine.errors import OutriderError
@@ -25,7 +25,7 @@ class PeerKeeper(Generic[ClientT]):
     Args:
         handle: of the deployment.
         pool: what sessions pick from.
-        client: TargetClient or DraftClient.
+        connect: makes a client of an address.
         seen: told the endpoints of every look.
         period_s: seconds between two looks.
         tokenizer: fingerprint of the vocabulary; replicas that have another are left out.
@@ -35,14 +35,15 @@ class PeerKeeper(Generic[ClientT]):
         self,
         handle: BroadcastHandle,
         pool: Pool[Any],
-        client: type[ClientT],
+        connect: Callable[[str], Awaitable[ClientT]],
         seen: Callable[[Sequence[Endpoint]], None],
         period_s: float,
         tokenizer: str,
     ) -> None:
-        self._pool, self._client, self._seen, self._tokenizer = pool, client, seen, tokenizer
+        self._pool, self._connect, self._seen, self._tokenizer = pool, connect, seen, tokenizer
         self._clients: dict[str, ClientT] = {}
         self._strangers: set[str] = set()
+        self._unreached: dict[str, str] = {}
         self._discovery = Discovery(handle, self._found, self._ask_each, period_s=period_s)
         self._watching = asyncio.create_task(self._discovery.run())
 
@@ -60,11 +61,12 @@ class PeerKeeper(Generic[ClientT]):
         self._seen(endpoints)
         here = {endpoint.address for endpoint in endpoints if self._shares_vocabulary(endpoint)}
         gone = [self._clients.pop(address) for address in set(self._clients) - here]
+        self._unreached = {address: why for address, why in self._unreached.items() if address in here}
         for address in here - set(self._clients):
             try:
-                self._clients[address] = cast(ClientT, await self._client.connect(address))
-            except OutriderError:
-                continue  # it said where it is and does not answer there: the next look tells whether it came up
+                self._clients[address] = await self._connect(address)
+            except OutriderError as error:
+                self._report(address, str(error))  # the next look tells whether it came up
         self._pool.replace(self._clients)
         for client in gone:
             await client.close()
@@ -76,6 +78,12 @@ class PeerKeeper(Generic[ClientT]):
             _log.warning("%s at %s has another vocabulary: left out", endpoint.info.model, endpoint.address)
             self._strangers.add(endpoint.address)
         return False
+
+    def _report(self, address: str, why: str) -> None:
+        """A replica said where it is, and does not answer there, or not us. Said once for each reason."""
+        if self._unreached.get(address) != why:
+            _log.warning("the replica at %s cannot be used: %s", address, why)
+        self._unreached[address] = why
 
     async def _ask_each(self) -> None:
         """Nobody knows who is there: those that do not answer are let go of, and their sessions go on elsewhere."""

@@ -19,10 +19,12 @@ from cluster.discovery import Endpoint
 from deployments.config import OutriderConfig
 from deployments.engine_settings import draft_settings, target_settings
 from deployments.memory import target_memory
+from deployments.tls_settings import mutual_tls
 from engine.errors import OutriderError, Unavailable
 from engine.loop import EngineLoop, draft_loop, target_loop
 from engine.ports import DraftEngine, TargetEngine
 from rpc.delay import DelayInterceptor, DelayLine
+from rpc.security import MutualTls, Role
 from rpc.servers import EngineServicer, serve_engine
 from rpc.servicers import DraftingServicer, VerificationServicer
 from rpc.tracing import setup_tracing, shutdown_tracing
@@ -38,12 +40,12 @@ STOP_GRACE_S = 5.0
 class _EngineReplica:
     """What target and draft replicas share: their server, its address, their health, and their end."""
 
-    async def _serve(self, servicer: EngineServicer, host: str, one_way_s: float) -> None:
+    async def _serve(self, servicer: EngineServicer, host: str, tls: MutualTls | None, one_way_s: float) -> None:
         """Serves on `host`; `one_way_s` is what an emulated network adds to each message."""
         self._loop: EngineLoop[Any, Any] = servicer.loop
         self._loop.start()
         network = [DelayInterceptor(DelayLine(one_way_s, asyncio.get_running_loop()))] if one_way_s else []
-        self._server = await serve_engine(servicer, host=listen_host(host), interceptors=network)
+        self._server = await serve_engine(servicer, host=listen_host(host), tls=tls, interceptors=network)
         self._watching = asyncio.create_task(self._end_with_engine())
 
     def endpoint(self) -> Endpoint:
@@ -75,10 +77,11 @@ class TargetDeployment(_EngineReplica):
     async def __init__(self, config: OutriderConfig) -> None:  # type: ignore[misc]  # Serve awaits it
         setup_tracing("outrider-target")
         self._lost = ""
+        tls = mutual_tls(config, Role.TARGET)  # before weights are read, which takes minutes
         engine = await _built(lambda: self._build(config))
         loop = target_loop(engine, stall_limit_s=config.target.stall_limit_s)
         one_way_s = config.emulation.target_one_way_s if config.emulation else 0.0
-        await self._serve(VerificationServicer(loop), config.server.host, one_way_s)
+        await self._serve(VerificationServicer(loop), config.server.host, tls, one_way_s)
         if self._lost:
             _end_process(self._lost)
 
@@ -117,10 +120,11 @@ class DraftDeployment(_EngineReplica):
 
     async def __init__(self, config: OutriderConfig) -> None:  # type: ignore[misc]  # Serve awaits it
         setup_tracing("outrider-draft")
+        tls = mutual_tls(config, Role.DRAFT)
         engine = await _built(lambda: self._build(config))
         loop = draft_loop(engine, stall_limit_s=config.draft.stall_limit_s)
         one_way_s = config.emulation.draft_one_way_s if config.emulation else 0.0
-        await self._serve(DraftingServicer(loop), config.server.host, one_way_s)
+        await self._serve(DraftingServicer(loop), config.server.host, tls, one_way_s)
 
     @staticmethod
     def _build(config: OutriderConfig) -> DraftEngine:

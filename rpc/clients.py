@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
-import grpc
 from google.protobuf.message import Message
 
 from engine.info import EngineInfo
@@ -15,6 +14,7 @@ from engine.sampling import SamplingParams, StopParams
 from rpc import codecs
 from rpc.connections import Connection, Peer, RemoteSession
 from rpc.pb import drafting_pb2, drafting_pb2_grpc, session_pb2, verification_pb2, verification_pb2_grpc
+from rpc.security import MutualTls, Role
 
 CONNECT_TIMEOUT_S = 5.0
 
@@ -27,7 +27,7 @@ class _Client(ABC):
 
     @staticmethod
     @abstractmethod
-    def _peer_at(address: str, credentials: grpc.ChannelCredentials | None) -> Peer:
+    def _peer_at(address: str, tls: MutualTls | None) -> Peer:
         """The peer at `address`, which speaks this client's service."""
 
     @classmethod
@@ -35,11 +35,15 @@ class _Client(ABC):
         cls,
         address: str,
         *,
-        credentials: grpc.ChannelCredentials | None = None,
+        tls: MutualTls | None = None,
         timeout_s: float = CONNECT_TIMEOUT_S,
     ) -> Self:
-        """Connects to host:port and fetches the peer's info. Raises Unavailable or DeadlineExceeded."""
-        peer = cls._peer_at(address, credentials)
+        """Connects to host:port, over TLS with `tls`, and fetches the peer's info.
+
+        Raises:
+            Unavailable, DeadlineExceeded, PermissionDenied.
+        """
+        peer = cls._peer_at(address, tls)
         try:
             return cls(peer, await peer.fetch_info(timeout_s))
         except BaseException:
@@ -104,11 +108,12 @@ class TargetClient(_Client):
     """router.ports.TargetPort: verification by the target at one address."""
 
     @staticmethod
-    def _peer_at(address: str, credentials: grpc.ChannelCredentials | None) -> Peer:
+    def _peer_at(address: str, tls: MutualTls | None) -> Peer:
         def frame_of(requests: list[Any]) -> Message:
             return verification_pb2.VerificationRequests(requests=requests)
 
-        return Peer(address, verification_pb2_grpc.VerificationStub, frame_of, credentials)
+        peer_tls = None if tls is None else tls.towards(Role.TARGET)
+        return Peer(address, verification_pb2_grpc.VerificationStub, frame_of, peer_tls)
 
     def open(
         self,
@@ -185,11 +190,12 @@ class DraftClient(_Client):
     """router.ports.DraftPort: proposals from the draft at one address."""
 
     @staticmethod
-    def _peer_at(address: str, credentials: grpc.ChannelCredentials | None) -> Peer:
+    def _peer_at(address: str, tls: MutualTls | None) -> Peer:
         def frame_of(requests: list[Any]) -> Message:
             return drafting_pb2.DraftRequests(requests=requests)
 
-        return Peer(address, drafting_pb2_grpc.DraftingStub, frame_of, credentials)
+        peer_tls = None if tls is None else tls.towards(Role.DRAFT)
+        return Peer(address, drafting_pb2_grpc.DraftingStub, frame_of, peer_tls)
 
     def open(
         self,

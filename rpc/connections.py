@@ -11,7 +11,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
@@ -21,6 +20,7 @@ from rpc import codecs
 from rpc.errors import decode_failure, error_of_call
 from rpc.outbox import MAX_MESSAGE_BYTES, Outbox
 from rpc.pb import session_pb2
+from rpc.security import PeerTls
 
 _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -33,6 +33,7 @@ _OPTIONS = (
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.use_local_subchannel_pool", 1),
 )
+_RETIRED_S = 10.0  # more than any call but a stream takes
 _ENVELOPE_BYTES = 1 << 10  # what a frame adds to the one request in it, generously
 
 OutputT = TypeVar("OutputT")
@@ -178,7 +179,7 @@ class Peer:
         address: host:port.
         stub_of: makes the service's stub for a channel.
         frame_of: makes a request frame.
-        credentials: for TLS; plaintext without.
+        tls: how it is called; plaintext without.
     """
 
     def __init__(
@@ -186,29 +187,48 @@ class Peer:
         address: str,
         stub_of: Callable[[grpc.aio.Channel], Any],
         frame_of: Callable[[list[Message]], Message],
-        credentials: grpc.ChannelCredentials | None,
+        tls: PeerTls | None,
     ) -> None:
         self.address = address
-        self._channel = (
-            grpc.aio.insecure_channel(address, _OPTIONS)
-            if credentials is None
-            else grpc.aio.secure_channel(address, credentials, _OPTIONS)
-        )
-        self._stub, self._frame_of = stub_of(self._channel), frame_of
+        self._stub_of, self._frame_of, self._tls = stub_of, frame_of, tls
         self._connection: Connection | None = None
         self._last_session = 0
+        self._retired: asyncio.Task[None] | None = None
+        self._dial()
+
+    def _dial(self) -> None:
+        if self._tls is None:
+            self._channel = grpc.aio.insecure_channel(self.address, _OPTIONS)
+        else:
+            self._certificate = self._tls.certificate()
+            self._channel = self._tls.channel(self.address, self._certificate, _OPTIONS)
+        self._stub = self._stub_of(self._channel)
+
+    def _current_stub(self) -> Any:
+        """The stub; over a new channel if the certificate was renewed, once no stream is on the old one."""
+        if self._tls is not None and not self._has_stream() and self._tls.certificate() is not self._certificate:
+            self._retired = asyncio.create_task(self._channel.close(grace=_RETIRED_S))
+            self._dial()
+        return self._stub
+
+    def _has_stream(self) -> bool:
+        return self._connection is not None and self._connection.alive
 
     async def fetch_info(self, timeout_s: float) -> EngineInfo:
-        """Asks the peer. Raises Unavailable or DeadlineExceeded."""
+        """Asks the peer. Raises Unavailable, DeadlineExceeded or PermissionDenied."""
+        stub = self._current_stub()
         try:
-            return codecs.decode_info(await self._stub.GetInfo(session_pb2.EngineInfoRequest(), timeout=timeout_s))
-        except grpc.aio.AioRpcError as error:
-            raise error_of_call(error) from None
+            return codecs.decode_info(await stub.GetInfo(session_pb2.EngineInfoRequest(), timeout=timeout_s))
+        except grpc.aio.AioRpcError as failed:
+            error = error_of_call(failed)
+            if self._tls is not None and isinstance(error, Unavailable):
+                error = Unavailable(f"{error}; called {self._tls.describe(self._certificate)}")
+            raise error from None
 
     def connection(self) -> Connection:
         """The live stream, made anew if there is none."""
         if self._connection is None or not self._connection.alive:
-            self._connection = Connection(self.address, self._stub.Stream(), self._frame_of)
+            self._connection = Connection(self.address, self._current_stub().Stream(), self._frame_of)
         return self._connection
 
     def next_session(self) -> int:
@@ -218,4 +238,6 @@ class Peer:
     async def close(self) -> None:
         if self._connection is not None:
             await self._connection.close()
+        if self._retired is not None:
+            await self._retired
         await self._channel.close()

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
@@ -15,6 +14,7 @@ from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
 from engine.loop import EngineLoop
 from rpc.errors import ErrorInterceptor
 from rpc.outbox import MAX_MESSAGE_BYTES
+from rpc.security import MutualTls
 
 HEALTH_PERIOD_S = 1.0  # how often watchers hear of a change; a check always sees the present
 
@@ -88,26 +88,28 @@ async def serve_engine(
     *,
     host: str = "127.0.0.1",
     port: int = 0,
-    credentials: grpc.ServerCredentials | None = None,
+    tls: MutualTls | None = None,
     interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
 ) -> EngineServer:
     """Serves an engine with health and reflection on `host`; port 0 takes a free one.
 
-    Interceptors given stand between the one that maps errors and the service.
+    With `tls`, routers alone are answered, whatever they ask. Interceptors given stand between those that map errors
+    and check callers, and the service.
 
     Raises:
         RuntimeError: the port is taken.
     """
-    server = grpc.aio.server(interceptors=(ErrorInterceptor(), *interceptors), options=_OPTIONS)
+    callers = () if tls is None else (tls.callers(),)
+    server = grpc.aio.server(interceptors=(ErrorInterceptor(), *callers, *interceptors), options=_OPTIONS)
     health_servicer = _EngineHealth(servicer)
     servicer.add_to(server)
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
     reflection.enable_server_reflection((servicer.name, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
     where = f"[{host}]" if ":" in host else host
-    if credentials is None:
+    if tls is None:
         bound = server.add_insecure_port(f"{where}:{port}")
     else:
-        bound = server.add_secure_port(f"{where}:{port}", credentials)
+        bound = server.add_secure_port(f"{where}:{port}", tls.server_credentials())
     await server.start()
     freshener = asyncio.create_task(health_servicer.keep_fresh())
     return EngineServer(f"{where}:{bound}", server, health_servicer, freshener)

@@ -73,7 +73,7 @@ class Watch:
         self.keeper: PeerKeeper[Any] = PeerKeeper(
             self.replicas,
             self.pool,
-            FakeClient,
+            FakeClient.connect,
             self.findings.queue.put_nowait,
             period_s=3600,
             tokenizer=INFO.tokenizer,
@@ -98,11 +98,14 @@ async def test_new_replicas_are_connected_to_once_and_lost_ones_closed() -> None
     assert sorted(FakeClient.log[4:]) == ["close b:2", "close c:3"]
 
 
-async def test_a_replica_that_does_not_answer_is_left_out_and_tried_again() -> None:
+async def test_a_replica_that_does_not_answer_is_left_out_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
     FakeClient.dead.add("a:1")
     watch = Watch("a:1")
-    await watch.look()
+    for _ in range(3):
+        watch.keeper.look_now()
+        await watch.look()
     assert watch.pool.any() is None
+    assert caplog.messages == ["the replica at a:1 cannot be used: a:1"]  # said once
     FakeClient.dead.clear()
     watch.keeper.look_now()
     await watch.look()

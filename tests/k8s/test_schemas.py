@@ -14,7 +14,7 @@ from tests.k8s.manifests import OVERLAYS, Manifest, installed, of_kind, ray_serv
 
 KUBERNETES = ("1.30", "1.37")
 """Releases that core kinds are checked against: the oldest we mean to run on and the newest there is a schema of."""
-OWN_KINDS = {"RayService", "PodMonitor"}
+OWN_KINDS = {"RayService", "PodMonitor", "Certificate", "Issuer"}
 """Kinds of operators, which kubernetes-validate does not know."""
 
 

@@ -12,6 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from engine.loop import DraftLoop, TargetLoop, draft_loop, target_loop
 from engine.sampling import SamplingParams, StopParams
 from rpc.clients import DraftClient, TargetClient
+from rpc.security import MutualTls
 from rpc.servers import EngineServer, serve_engine
 from rpc.servicers import DraftingServicer, VerificationServicer
 from tests.rpc.fakes import FakeDraft, FakeTarget
@@ -20,6 +21,17 @@ GREEDY = SamplingParams()
 STOPS = StopParams(max_tokens=64)
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+@dataclass(frozen=True)
+class Sides:
+    """How server and client show who they are."""
+
+    server: MutualTls | None = None
+    client: MutualTls | None = None
+
+
+PLAINTEXT = Sides()
 
 
 @dataclass
@@ -36,14 +48,17 @@ class Served:
 
 @asynccontextmanager
 async def served_target(
-    clock: Callable[[], float] | None = None, stall_limit_s: float = 60.0, max_waiting_bytes: int = 1 << 20
+    clock: Callable[[], float] | None = None,
+    stall_limit_s: float = 60.0,
+    max_waiting_bytes: int = 1 << 20,
+    tls: Sides = PLAINTEXT,
 ) -> AsyncIterator[Served]:
     engine = FakeTarget()
     timing = {} if clock is None else {"clock": clock}
     loop = target_loop(engine, stall_limit_s=stall_limit_s, **timing)
     loop.start()
-    server = await serve_engine(VerificationServicer(loop, max_waiting_bytes))
-    client = await TargetClient.connect(server.address)
+    server = await serve_engine(VerificationServicer(loop, max_waiting_bytes), tls=tls.server)
+    client = await TargetClient.connect(server.address, tls=tls.client)
     try:
         yield Served(engine, loop, server, client)
     finally:
@@ -54,12 +69,12 @@ async def served_target(
 
 
 @asynccontextmanager
-async def served_draft() -> AsyncIterator[tuple[FakeDraft, DraftLoop, DraftClient]]:
+async def served_draft(tls: Sides = PLAINTEXT) -> AsyncIterator[tuple[FakeDraft, DraftLoop, DraftClient]]:
     engine = FakeDraft()
     loop = draft_loop(engine)
     loop.start()
-    server = await serve_engine(DraftingServicer(loop))
-    client = await DraftClient.connect(server.address)
+    server = await serve_engine(DraftingServicer(loop), tls=tls.server)
+    client = await DraftClient.connect(server.address, tls=tls.client)
     try:
         yield engine, loop, client
     finally:

@@ -1,9 +1,7 @@
-"""Our own servers: health as watchers see it, reflection, ports, TLS, shutdown."""
+"""Our own servers: health as watchers see it, reflection, ports, shutdown."""
 
 from __future__ import annotations
 
-import datetime
-import ipaddress
 import threading
 
 import grpc
@@ -12,37 +10,11 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from engine.errors import OutriderError, Unavailable
-from engine.loop import target_loop
-from rpc.clients import TargetClient
+from engine.errors import Unavailable
 from rpc.servers import serve_engine
 from rpc.servicers import VerificationServicer
-from tests.rpc.fakes import CRASH, FakeTarget
+from tests.rpc.fakes import CRASH
 from tests.rpc.serving import GREEDY, NOT_SERVING, SERVING, STOPS, served_target
-
-
-@pytest.fixture(scope="module")
-def certificate() -> tuple[bytes, bytes]:
-    """A key and a certificate for 127.0.0.1 that vouches for itself, both PEM."""
-    x509 = pytest.importorskip("cryptography.x509")
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "outrider test")])
-    now = datetime.datetime.now(datetime.UTC)
-    address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-    certificate = (
-        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(address, critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    pem = serialization.Encoding.PEM
-    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    return private, certificate.public_bytes(pem)
 
 
 async def test_watchers_of_health_hear_of_a_crash_and_unknown_services_are_unknown() -> None:
@@ -88,23 +60,3 @@ async def test_closing_leaves_no_engine_thread_and_frees_what_was_open() -> None
     assert "engine" not in {thread.name for thread in threading.enumerate()}
     await served.loop.close()
     await served.server.stop()
-
-
-async def test_a_server_asked_for_tls_does_not_speak_plaintext(certificate: tuple[bytes, bytes]) -> None:
-    key, chain = certificate
-    loop = target_loop(FakeTarget())
-    loop.start()
-    credentials = grpc.ssl_server_credentials([(key, chain)], chain, require_client_auth=True)
-    server = await serve_engine(VerificationServicer(loop), credentials=credentials)
-    try:
-        client = await TargetClient.connect(server.address, credentials=grpc.ssl_channel_credentials(chain, key, chain))
-        session = client.open([1, 2], [], GREEDY, STOPS)
-        assert (await session.verdict()).tokens
-        await client.close()
-        with pytest.raises(OutriderError):
-            await TargetClient.connect(server.address)
-        with pytest.raises(OutriderError):
-            await TargetClient.connect(server.address, credentials=grpc.ssl_channel_credentials(chain))
-    finally:
-        await server.stop()
-        await loop.close()

@@ -57,7 +57,7 @@ def bench(source: Source, modes: Callable[[Sequence[str]], list[Mode]], *, as_js
         clients = dict.fromkeys(modes(info.drafters), client)
         if source.baseline is not None:
             clients[plain(BASELINE)] = stack.enter_context(Client(source.baseline))
-        samples = _measure(clients, chosen)
+        samples = measure(clients, chosen)
     rows = summarize(samples)
     if as_json:
         about = {"prompts": str(source.prompts), "model": info.model, "draft_model": info.draft_model}
@@ -80,7 +80,7 @@ def server(address: str | None, config: str) -> Iterator[str]:
         yield started
 
 
-def _measure(clients: Mapping[Mode, Client], prompts: list[Prompt]) -> list[Sample]:
+def measure(clients: Mapping[Mode, Client], prompts: list[Prompt]) -> list[Sample]:
     """Interleaved, so that what else the machine does falls on all modes alike; the order turns with each prompt."""
     samples, modes = [], list(clients)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

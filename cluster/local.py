@@ -117,6 +117,11 @@ def _settings(cluster: LocalCluster, folder: Path) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_NBTHREAD": "1",
         # One agent's channel may hold all its requests: whether there are too many is for the router to say.
         "RAY_SERVE_HAPROXY_H2_FE_MAX_CONCURRENT_STREAMS": "1000",
+        # A connection to a router for each stream: on one that is shared, a caller that stops reading stops all others,
+        # whoever they are (HAProxy 2.8 reads no further than what it cannot pass on).
+        "RAY_SERVE_HAPROXY_H2_BE_MAX_CONCURRENT_STREAMS": "1",
+        # Of a request, refused before it is read: gRPC's own limit here is 2 GiB.
+        "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(16 << 20),
         # Whenever a replica comes or goes a new HAProxy takes over; the old one has so long for the streams it serves.
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "600",
         # Short names: Serve puts a node id of 56 characters before them, and a socket path ends at 97.

@@ -8,8 +8,10 @@ import sys
 import typer
 
 from deployments.commands import (
+    api_key,
     bench,
     bench_grid,
+    calibrate,
     demo,
     generate,
     measure,
@@ -18,6 +20,7 @@ from deployments.commands import (
     render,
     serve,
     simulate,
+    top,
     trace,
     train,
 )
@@ -33,6 +36,7 @@ app = typer.Typer(
 )
 app.command("serve")(serve.serve)
 app.command("generate")(generate.generate)
+app.command("api-key")(api_key.api_key)
 app.command("check-pair")(pair.check_pair)
 app.add_typer(train.app, name="train")
 app.command("bench")(bench.bench)
@@ -43,6 +47,8 @@ app.command("bench-memory")(measure.memory)
 app.command("render")(render.render)
 app.command("trace")(trace.trace)
 app.command("simulate")(simulate.simulate)
+app.command("calibrate")(calibrate.calibrate)
+app.command("top")(top.top)
 app.command("demo")(demo.demo)
 
 

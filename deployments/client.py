@@ -16,6 +16,7 @@ from typing import Any, Self
 
 import grpc
 
+from deployments.channels import bearer, open_channel
 from deployments.models import home
 from deployments.resuming import RESUME_FOR_S, CallFailed, NothingAnswers, Patience
 from rpc.errors import RETRY_TRAILER
@@ -25,13 +26,6 @@ from rpc.pb import generation_pb2_grpc as pb_grpc
 __all__ = ["DEFAULT_ADDRESS", "Ask", "CallFailed", "Client", "Result", "address_note", "default_address"]
 
 DEFAULT_ADDRESS = "127.0.0.1:9000"
-_OPTIONS = [
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
-    ("grpc.initial_reconnect_backoff_ms", 100),  # a server that restarts is found within a second of its return
-    ("grpc.min_reconnect_backoff_ms", 1_000),
-    ("grpc.max_reconnect_backoff_ms", 1_000),
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,15 +217,18 @@ class Client:
     """A connection to one server. Use it in a `with` block.
 
     Args:
-        address: host:port of the public gRPC API.
+        address: host:port of the public gRPC API; https://host:port where TLS is spoken.
         resume_for_s: seconds without a new token for which a request whose server went away is resumed; 0 never.
         application: which of several Serve applications behind the address is meant.
+        api_key: key or token that says who calls; None takes $OUTRIDER_API_KEY.
     """
 
-    def __init__(self, address: str, resume_for_s: float = RESUME_FOR_S, application: str = "") -> None:
+    def __init__(
+        self, address: str, resume_for_s: float = RESUME_FOR_S, application: str = "", api_key: str | None = None
+    ) -> None:
         self.address, self._resume_for_s = address, resume_for_s
-        self._metadata = [("application", application)] if application else []
-        self._channel = grpc.insecure_channel(address, options=_OPTIONS)
+        self._metadata = [*([("application", application)] if application else []), *bearer(api_key)]
+        self._channel = open_channel(address)
         self._stub = pb_grpc.GenerationStub(self._channel)
 
     def __enter__(self) -> Self:

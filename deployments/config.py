@@ -12,6 +12,7 @@ from pydantic import Field, field_validator, model_validator
 
 from bench.emulated_model import EMULATED
 from bench.emulation import Emulation
+from deployments.access_config import Access
 from deployments.workloads import Probability, Workload, Workloads, read_workloads
 from deployments.yaml_file import Section
 
@@ -184,6 +185,9 @@ class Router(Section):
     deadline. Then it fails with UNAVAILABLE; 0 does not wait. Longer than a target takes to restart is right."""
     drain_s: Annotated[float, Field(ge=0.0)] = 120.0
     """Seconds a router that is being replaced gets to finish its requests."""
+    slow_reader_s: Annotated[float, Field(gt=0.0)] = 30.0
+    """Seconds for which a caller may leave unread what is there for it. Then its request is ended with
+    RESOURCE_EXHAUSTED and holds no blocks any more."""
     ray_actor_options: dict[str, Any] = Field(default_factory=lambda: {"num_cpus": 0})
     """What one replica asks of Ray."""
 
@@ -201,6 +205,16 @@ class Server(Section):
     """Serve's HAProxy in front of the routers. Off takes Serve's Python proxy, which adds milliseconds a message."""
 
 
+class Tls(Section):
+    """Mutual TLS between routers, drafts and targets. The public API is none of its business (docs/operations.md)."""
+
+    folder: str
+    """Folder with tls.crt, tls.key and ca.crt, as in a Secret of cert-manager's; read again whenever they change. Each
+    kind of replica has its own in it."""
+    domain: str = "outrider"
+    """What names end with: certificates are for router.DOMAIN, draft.DOMAIN and target.DOMAIN."""
+
+
 class OutriderConfig(Section):
     """The whole file."""
 
@@ -214,6 +228,10 @@ class OutriderConfig(Section):
     """The replicas that own sessions."""
     server: Server = Server()
     """Where callers connect."""
+    access: Access = Access()
+    """Who may call, and how much."""
+    tls: Tls | None = None
+    """Mutual TLS between routers, drafts and targets; unset they speak plaintext."""
     emulation: Emulation | None = None
     """Emulated devices in the place of models, for benchmarks (bench/profiles)."""
 

@@ -48,14 +48,16 @@ def _find(path: Path) -> Path:
 
 
 def _section_at(place: tuple[str, ...]) -> type[BaseModel]:
-    section: type[BaseModel] = OutriderConfig
+    section: Any = OutriderConfig
     for part in place:
-        section = _model_of(section.model_fields[part].annotation)
-    return section
+        is_named = typing.get_origin(section) is dict  # sections under names that people choose
+        section = typing.get_args(section)[1] if is_named else _inside(section.model_fields[part].annotation)
+    found: type[BaseModel] = section
+    return found
 
 
-def _model_of(annotation: Any) -> type[BaseModel]:
+def _inside(annotation: Any) -> Any:
+    """What an optional field holds if it is given."""
     if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union:
         annotation = next(choice for choice in typing.get_args(annotation) if choice is not type(None))
-    model: type[BaseModel] = annotation
-    return model
+    return annotation

@@ -1,28 +1,36 @@
-"""Owns the router deployment: the public gRPC API over Serve's ingress. Each method translates, calls the router once,
-and translates back; errors become status codes in one place.
+"""Owns the router deployment: the public gRPC API over Serve's ingress. Each method asks who calls, translates, calls
+the router once, and translates back; errors become status codes in one place.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import aclosing
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import ExitStack, aclosing, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import grpc
+from google.protobuf.message import Message
 from ray.serve.grpc_util import RayServegRPCContext
 from ray.serve.handle import DeploymentHandle
 
 from cluster.discovery import Endpoint
+from deployments.access import Gate
 from deployments.config import OutriderConfig
 from deployments.metrics import RouterMetrics
 from deployments.models import resolve_model
 from deployments.peers import PeerKeeper
 from deployments.router_settings import router_config
-from engine.errors import OutriderError
-from router.events import Delta
+from deployments.tls_settings import mutual_tls
+from engine.errors import InvalidArgument, OutriderError
+from router.access import Accounts, Spend, Tenant
+from router.events import Delta, RequestRecord
 from router.peers import PeerSet, Pool
+from router.requests import GenerateRequest, output_tokens
 from router.service import Router
+from router.slow_reader import cut_off_slow_reader
 from router.tokenizer import Tokenizer
 from router.translate import (
     Unreadable,
@@ -36,6 +44,7 @@ from router.translate import (
 from rpc.clients import DraftClient, TargetClient
 from rpc.errors import DELIVERED_TRAILER, status_of, trailers_of
 from rpc.pb import generation_pb2 as pb
+from rpc.security import Role
 from rpc.tracing import setup_tracing, shutdown_tracing
 
 SERVICE = "outrider.v1.Generation"
@@ -54,9 +63,13 @@ class RouterDeployment:
         self, config: OutriderConfig, target: DeploymentHandle[Any], draft: DeploymentHandle[Any] | None = None
     ) -> None:
         setup_tracing("outrider-router")
+        tls = mutual_tls(config, Role.ROUTER)
         peers, metrics = PeerSet(), RouterMetrics()
         tokenizer = Tokenizer(resolve_model(config.target.model))
-        self._router = Router(tokenizer, peers, router_config(config), metrics)
+        self._settings, self._metrics = router_config(config), metrics
+        self._router = Router(tokenizer, peers, self._settings, metrics)
+        self._gate, self._accounts = Gate(config.access, time.monotonic), Accounts(time.monotonic)
+        self._slow_reader_s = config.router.slow_reader_s
         self._keepers: list[PeerKeeper[Any]] = []
 
         def keep(kind: str, handle: DeploymentHandle[Any], pool: Pool[Any], client: type[Any]) -> None:
@@ -65,7 +78,8 @@ class RouterDeployment:
                 metrics.load_seen(self._router.running_requests, self._router.queued_requests)
 
             period_s, fingerprint = config.router.peer_refresh_s, tokenizer.fingerprint()
-            keeper: PeerKeeper[Any] = PeerKeeper(handle, pool, client, seen, period_s, fingerprint)
+            connect = partial(client.connect, tls=tls)
+            keeper: PeerKeeper[Any] = PeerKeeper(handle, pool, connect, seen, period_s, fingerprint)
             pool.look = keeper.look_now
             self._keepers.append(keeper)
 
@@ -78,13 +92,13 @@ class RouterDeployment:
     ) -> AsyncIterator[pb.GenerateResponse]:
         num_delivered = 0
         try:
-            asked = generate_request(request, traceparent=grpc_context.traceparent() or "")
-            asked = replace(asked, request_id=asked.request_id or grpc_context.request_id() or "")
-            num_delivered = len(asked.resume_from)
-            async with aclosing(self._router.generate(asked)) as events:
-                async for event in events:
-                    yield event_message(asked.request_id, event)
-                    num_delivered += len(event.token_ids) if isinstance(event, Delta) else 0
+            with self._admitted(request, grpc_context) as (asked, spend):
+                num_delivered = len(asked.resume_from)
+                made = self._router.generate(asked, spend)
+                async with aclosing(cut_off_slow_reader(made, self._slow_reader_s, time.monotonic)) as events:
+                    async for event in events:
+                        yield event_message(asked.request_id, event)
+                        num_delivered += len(event.token_ids) if isinstance(event, Delta) else 0
         except Exception as error:
             _fail(error, grpc_context, num_delivered)
 
@@ -92,6 +106,7 @@ class RouterDeployment:
         self, request: pb.GetModelInfoRequest, grpc_context: RayServegRPCContext
     ) -> pb.GetModelInfoResponse:
         try:
+            self._accounts.count_request(self._caller(request, grpc_context))
             return model_info_message(self._router.get_model_info())
         except OutriderError as error:
             _fail(error, grpc_context)
@@ -101,12 +116,38 @@ class RouterDeployment:
         self, request: pb.TokenizeRequest | Unreadable, grpc_context: RayServegRPCContext
     ) -> pb.TokenizeResponse:
         try:
+            self._accounts.count_request(self._caller(request, grpc_context))
             given, add_special_tokens = tokenize_request(request)
             ids, tokens = await self._router.tokenize(given, add_special_tokens=add_special_tokens)
             return pb.TokenizeResponse(input_ids=ids, tokens=tokens)
         except Exception as error:
             _fail(error, grpc_context)
             return pb.TokenizeResponse()
+
+    @contextmanager
+    def _admitted(
+        self, request: pb.GenerateRequest | Unreadable, context: RayServegRPCContext
+    ) -> Iterator[tuple[GenerateRequest, Spend]]:
+        """What is asked, and who counts its tokens. A refusal is counted here; of all else the router tells."""
+        with ExitStack() as stream:
+            try:
+                tenant = self._caller(request, context)
+                asked = generate_request(request, traceparent=context.traceparent() or "")
+                asked = replace(asked, request_id=asked.request_id or context.request_id() or "")
+                expected = output_tokens(asked, self._settings.default_max_tokens, self._settings.limits)
+                spend = stream.enter_context(self._accounts.stream(tenant, expected))
+            except OutriderError as error:
+                self._metrics.request_finished(RequestRecord(type(error).__name__, None, 0, 0.0))
+                raise
+            yield asked, spend
+
+    def _caller(self, request: Message | Unreadable, context: RayServegRPCContext) -> Tenant:
+        """Raises Unauthenticated, and InvalidArgument for a message that is too large to look at."""
+        tenant = self._gate.tenant(context.invocation_metadata())
+        most = self._settings.limits.max_message_bytes
+        if isinstance(request, Message) and (size := request.ByteSize()) > most:
+            raise InvalidArgument("request", f"{size} bytes", f"at most {most} bytes")
+        return tenant
 
     async def __del__(self) -> None:
         for keeper in getattr(self, "_keepers", ()):

@@ -27,6 +27,7 @@ def router_config(config: OutriderConfig) -> RouterConfig:
         max_concurrent=config.router.max_concurrent,
         max_queued=config.router.max_queued,
         version=installed_version(),
+        limits=config.access.requests.as_limits(),
         sessions=SessionConfig(
             drafters=drafters if speculation.enabled else (),
             max_draft_tokens=speculation.max_draft_tokens,

@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 import grpc
 
 from cluster.local import LocalCluster, port_in_use, running
+from deployments.access import Gate
 from deployments.client import CallFailed, Client
 from deployments.config import Engine, OutriderConfig, Router
 from deployments.config_file import ConfigError
@@ -47,6 +48,7 @@ def prepare(config: OutriderConfig) -> None:
     """Everything that can be wrong without a cluster: models, the pair, memory, ports. Shows where memory will go."""
     if config.draft.has_replicas:
         draft_settings(config)
+    Gate(config.access, time.monotonic)
     for name in ("grpc_port", "http_port"):
         port = getattr(config.server, name)
         if port_in_use(port):
@@ -93,6 +95,8 @@ def _await_ready(address: str, with_draft: bool) -> None:
                 if client.model_info().draft_model or not with_draft:
                     return
             except CallFailed as error:
+                if error.code is grpc.StatusCode.UNAUTHENTICATED:
+                    return  # a router is there; what it has found it tells callers with a key
                 if error.code is not grpc.StatusCode.UNAVAILABLE or time.monotonic() > give_up_at:
                     raise
             if time.monotonic() > give_up_at:

@@ -9,6 +9,7 @@ import logging
 from uuid import uuid4
 
 _log = logging.getLogger(__name__)
+_MOST_FOUND_CHARS = 300  # of what was found: the rest of a message must be left room, in headers of 8 KiB
 
 
 class OutriderError(Exception):
@@ -20,13 +21,21 @@ class InvalidArgument(OutriderError):
 
     Args:
         field: dotted path of the field, e.g. ``sampling_params.top_p``.
-        found: what the field held, short enough to print.
+        found: what the field held; of a long text the message has the beginning.
         allowed: what would have been accepted, in words.
     """
 
     def __init__(self, field: str, found: object, allowed: str) -> None:
         self.field, self.found, self.allowed = field, found, allowed
-        super().__init__(f"{field}: found {found!r}, allowed is {allowed}")
+        super().__init__(f"{field}: found {_shortened(repr(found))}, allowed is {allowed}")
+
+
+def _shortened(text: str) -> str:
+    """At most _MOST_FOUND_CHARS of it, how long it was included."""
+    if len(text) <= _MOST_FOUND_CHARS:
+        return text
+    rest = f"… ({len(text)} characters)"
+    return text[: _MOST_FOUND_CHARS - len(rest)] + rest
 
 
 class PairMismatch(OutriderError):
@@ -47,6 +56,22 @@ class Overloaded(OutriderError):
     def __init__(self, what: str, retry_after_s: float) -> None:
         self.retry_after_s = retry_after_s
         super().__init__(f"{what}; retry in {retry_after_s:.1f} s")
+
+
+class PermissionDenied(OutriderError):
+    """Who the caller is is known, and that it may not do this."""
+
+
+class LimitExceeded(Overloaded):
+    """A tenant has used up what it may have for now."""
+
+
+class SlowReader(Overloaded):
+    """A caller took too long to read what was there for it."""
+
+
+class Unauthenticated(OutriderError):
+    """A call came without a key or token that is accepted here."""
 
 
 class Unavailable(OutriderError):

@@ -16,8 +16,37 @@ from engine.sampling import SamplingParams, StopParams
 from engine.stopping import cut
 from router.policy import SpeculationControl
 
-MAX_STOP_STRINGS = 64
-MAX_STOP_CHARS = 1024
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """Most that one request may hold. All is checked before anything is done for the request.
+
+    Attributes:
+        max_message_bytes: of the whole message.
+        max_prompt_tokens: None: what the target's window takes.
+        max_output_tokens: the largest max_tokens; None: any, cut to what the window leaves.
+        max_stop_strings: stop strings, of max_stop_chars each.
+        max_stop_chars: characters of a stop string.
+        max_stop_token_ids: stop token ids.
+        max_messages: turns of a chat.
+        max_name_chars: characters of request_id, which every reply repeats, and of a role.
+    """
+
+    max_message_bytes: int = 16 << 20
+    max_prompt_tokens: int | None = None
+    max_output_tokens: int | None = None
+    max_stop_strings: int = 64
+    max_stop_chars: int = 1024
+    max_stop_token_ids: int = 256
+    max_messages: int = 4096
+    max_name_chars: int = 256
+
+    def prompt_tokens(self, window: int) -> int:
+        """Most tokens of a prompt for a target with this window; one has to be left for the output."""
+        return window - 1 if self.max_prompt_tokens is None else min(self.max_prompt_tokens, window - 1)
+
+
+DEFAULT_LIMITS = RequestLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,43 +141,70 @@ class SessionRequest:
     smooth_stream: bool = False
 
 
-def check_request(request: GenerateRequest, drafters: tuple[str, ...], workloads: Collection[str] = ()) -> None:
+def check_request(
+    request: GenerateRequest,
+    drafters: tuple[str, ...],
+    workloads: Collection[str] = (),
+    limits: RequestLimits = DEFAULT_LIMITS,
+) -> None:
     """Raises InvalidArgument naming the first field that is wrong by itself.
 
     Args:
         drafters: those a request may name.
         workloads: the classes it may say to be of.
+        limits: most it may hold.
     """
+    _check_length("request_id", request.request_id, limits)
     request.sampling.validate()
-    if request.max_tokens is not None and request.max_tokens < 1:
-        raise InvalidArgument("sampling_params.max_tokens", request.max_tokens, "1 or more")
-    _check_stops(request.stop)
+    if request.max_tokens is not None:
+        _check_max_tokens(request.max_tokens, limits.max_output_tokens)
+    _check_stops(request.stop, limits)
+    if len(request.stop_token_ids) > limits.max_stop_token_ids:
+        found, allowed = f"{len(request.stop_token_ids)} ids", f"at most {limits.max_stop_token_ids}"
+        raise InvalidArgument("sampling_params.stop_token_ids", found, allowed)
     _check_speculation(request.speculation, drafters)
     if request.workload and request.workload not in workloads:
         raise InvalidArgument("speculation.workload", request.workload, ", ".join(workloads) or "none")
-    check_input(request.input)
+    check_input(request.input, limits)
 
 
-def check_input(given: Input) -> None:
-    """Raises InvalidArgument for a prompt without anything in it."""
+def check_input(given: Input, limits: RequestLimits = DEFAULT_LIMITS) -> None:
+    """Raises InvalidArgument for a prompt without anything in it, and for a chat of too many turns."""
     if isinstance(given, RawPrompt) and not given.text:
         raise InvalidArgument("prompt", "", "at least one character")
-    if isinstance(given, Chat) and not given.messages:
-        raise InvalidArgument("chat.messages", [], "at least one message")
+    if isinstance(given, Chat):
+        if not 0 < len(given.messages) <= limits.max_messages:
+            allowed = f"1 to {limits.max_messages} messages"
+            raise InvalidArgument("chat.messages", f"{len(given.messages)} messages", allowed)
+        for message in given.messages:
+            _check_length("chat.messages.role", message.role, limits)
     if isinstance(given, TokenIds) and not given.input_ids:
         raise InvalidArgument("tokenized.input_ids", [], "at least one token id")
 
 
-def fit_to_window(request: GenerateRequest, num_prompt: int, window: int, default_max_tokens: int) -> StopParams:
+def output_tokens(request: GenerateRequest, default_max_tokens: int, limits: RequestLimits) -> int:
+    """Most tokens that the request may generate as far as it says itself; its prompt may leave room for fewer."""
+    if request.max_tokens is not None:
+        return request.max_tokens
+    return min(default_max_tokens, limits.max_output_tokens or default_max_tokens)
+
+
+def fit_to_window(
+    request: GenerateRequest,
+    num_prompt: int,
+    window: int,
+    default_max_tokens: int,
+    limits: RequestLimits = DEFAULT_LIMITS,
+) -> StopParams:
     """The request's limits, so that prompt and output fit into the target's window.
 
     Raises:
-        InvalidArgument: the prompt leaves no room for a single token.
+        InvalidArgument: the prompt is longer than allowed, or leaves no room for a single token.
     """
-    room = window - num_prompt
-    if room < 1:
-        raise InvalidArgument(FIELDS[type(request.input)], f"{num_prompt} tokens", f"at most {window - 1} tokens")
-    asked = default_max_tokens if request.max_tokens is None else request.max_tokens
+    room, most = window - num_prompt, limits.prompt_tokens(window)
+    if num_prompt > most:
+        raise InvalidArgument(FIELDS[type(request.input)], f"{num_prompt} tokens", f"at most {most} tokens")
+    asked = output_tokens(request, default_max_tokens, limits)
     if not 0 <= request.min_tokens <= asked:
         raise InvalidArgument("sampling_params.min_tokens", request.min_tokens, f"0 to max_tokens ({asked})")
     max_tokens = min(asked, room)
@@ -178,15 +234,26 @@ def check_resumed_ends(num_kept: int, num_resumed: int) -> None:
         raise InvalidArgument("resume_from", found, "the ids of the tokens that were delivered")
 
 
-def _check_stops(stop: tuple[str, ...]) -> None:
+def _check_length(name: str, text: str, limits: RequestLimits) -> None:
+    if len(text) > limits.max_name_chars:
+        raise InvalidArgument(name, f"{len(text)} characters", f"at most {limits.max_name_chars}")
+
+
+def _check_max_tokens(max_tokens: int, most: int | None) -> None:
+    if max_tokens < 1 or (most is not None and max_tokens > most):
+        allowed = "1 or more" if most is None else f"1 to {most}"
+        raise InvalidArgument("sampling_params.max_tokens", max_tokens, allowed)
+
+
+def _check_stops(stop: tuple[str, ...], limits: RequestLimits) -> None:
     name = "sampling_params.stop"
-    if len(stop) > MAX_STOP_STRINGS:
-        raise InvalidArgument(name, f"{len(stop)} strings", f"at most {MAX_STOP_STRINGS}")
+    if len(stop) > limits.max_stop_strings:
+        raise InvalidArgument(name, f"{len(stop)} strings", f"at most {limits.max_stop_strings}")
     for text in stop:
         if not text:
             raise InvalidArgument(name, "", "strings of at least one character")
-        if len(text) > MAX_STOP_CHARS:
-            raise InvalidArgument(name, f"{len(text)} characters", f"at most {MAX_STOP_CHARS} each")
+        if len(text) > limits.max_stop_chars:
+            raise InvalidArgument(name, f"{len(text)} characters", f"at most {limits.max_stop_chars} each")
 
 
 def _check_speculation(control: SpeculationControl, drafters: tuple[str, ...]) -> None:

@@ -15,6 +15,7 @@ from engine.errors import InvalidArgument, OutriderError, Unavailable
 from engine.info import EngineInfo
 from engine.sampling import StopParams
 from router.acceptance import DRAFT_MODEL, AcceptancePriors
+from router.access import Spend, spend_nothing
 from router.admission import Admission
 from router.costs import CostModel
 from router.detokenizer import Detokenizer
@@ -28,6 +29,7 @@ from router.requests import (
     GenerateRequest,
     Input,
     RawPrompt,
+    RequestLimits,
     SessionRequest,
     TokenIds,
     check_input,
@@ -53,8 +55,9 @@ class RouterConfig:
         max_concurrent: requests that run at once.
         max_queued: requests that may wait for it.
         default_max_tokens: max_tokens of a request that names none.
-        max_bytes_per_token: a text of more bytes than this times the window is refused without tokenizing it.
+        max_bytes_per_token: a text of more bytes than this times its most tokens is refused without tokenizing it.
         version: what GetModelInfo says.
+        limits: most that one request may hold.
     """
 
     max_concurrent: int = 64
@@ -62,6 +65,7 @@ class RouterConfig:
     default_max_tokens: int = 256
     max_bytes_per_token: int = 64
     version: str = ""
+    limits: RequestLimits = field(default_factory=RequestLimits)
     sessions: SessionConfig = field(default_factory=SessionConfig)
 
 
@@ -105,8 +109,11 @@ class Router:
     def queued_requests(self) -> int:
         return self._admission.queued
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
+    async def generate(self, request: GenerateRequest, spend: Spend = spend_nothing) -> AsyncGenerator[Event, None]:
         """Deltas, then one Complete.
+
+        Args:
+            spend: told of tokens as they are used: those of the prompt when it is known, of the output as they come.
 
         Raises:
             InvalidArgument: naming the field that is wrong.
@@ -120,15 +127,17 @@ class Router:
         span = begin_request(request)
         outcome, complete, num_delivered = "cancelled", None, 0
         try:
-            check_request(request, self._config.sessions.drafters, self._config.sessions.workloads)
+            sessions = self._config.sessions
+            check_request(request, sessions.drafters, sessions.workloads, self._config.limits)
             async with self._admission.place(request.deadline_s):
                 stopwatch.admitted()
-                async with aclosing(await self._start(request, stopwatch, span)) as events:
+                async with aclosing(await self._start(request, spend, stopwatch, span)) as events:
                     async for event in events:
                         if isinstance(event, Complete):
                             outcome, complete = event.finish_reason, event
                         else:
                             num_delivered += len(event.token_ids)
+                            spend(len(event.token_ids))
                         yield event
         except OutriderError as error:
             outcome = type(error).__name__
@@ -145,12 +154,12 @@ class Router:
     ) -> tuple[list[int], list[str]]:
         """Ids and their spelling in the vocabulary. Raises InvalidArgument naming the field."""
         if isinstance(given, RawPrompt):
-            self._check_size(given.text, "text", self._target_info().max_context_length)
+            self._check_size(given.text, "text", self._target_info())
             ids = await _off_loop(
                 len(given.text), lambda: self._tokenizer.encode(given.text, add_special_tokens=add_special_tokens)
             )
         else:
-            check_input(given)
+            check_input(given, self._config.limits)
             ids = await self._encode(given, self._target_info())
         return ids, [self._tokenizer.token(token_id) or "" for token_id in ids]
 
@@ -169,17 +178,19 @@ class Router:
         )
 
     async def _start(
-        self, request: GenerateRequest, stopwatch: Stopwatch, span: Span | None
+        self, request: GenerateRequest, spend: Spend, stopwatch: Stopwatch, span: Span | None
     ) -> AsyncGenerator[Event, None]:
         """The events of a session for the request, once it is tokenized and known to fit."""
         wait_s = self._config.sessions.target_link.failover_wait_s
         await self._shared.peers.target_ready(wait_s, self._time_left(request, stopwatch) or math.inf)
         info = self._target_info()
         prompt = await self._encode(request.input, info)
-        stops = fit_to_window(request, len(prompt), info.max_context_length, self._config.default_max_tokens)
+        config = self._config
+        stops = fit_to_window(request, len(prompt), info.max_context_length, config.default_max_tokens, config.limits)
         stops.validate(info.vocab_size)
         note_target(span, info, stops)
         output = await self._resumed_output(request, stops, info)
+        spend(len(prompt) + len(request.resume_from))
         checked = SessionRequest(
             tuple(prompt),
             request.sampling,
@@ -217,30 +228,31 @@ class Router:
 
     async def _encode(self, given: Input, info: EngineInfo) -> list[int]:
         """Token ids of the prompt, each known to the target. Raises InvalidArgument."""
-        name, window = FIELDS[type(given)], info.max_context_length
+        name = FIELDS[type(given)]
         if isinstance(given, TokenIds):
             _check_token_ids(given.input_ids, info.vocab_size)
             return list(given.input_ids)
         if isinstance(given, RawPrompt):
-            self._check_size(given.text, name, window)
+            self._check_size(given.text, name, info)
             ids = await _off_loop(len(given.text), lambda: self._tokenizer.encode_prompt(given.text))
         else:
-            self._check_size("".join(message.content for message in given.messages), name, window)
+            self._check_size("".join(message.content for message in given.messages), name, info)
             text = self._tokenizer.render_chat([asdict(message) for message in given.messages])
             ids = await _off_loop(len(text), lambda: self._tokenizer.encode(text))
         if not ids:
             raise InvalidArgument(name, "nothing that makes a token", "at least one token")
         return ids
 
-    def _check_size(self, text: str, name: str, window: int) -> None:
+    def _check_size(self, text: str, name: str, info: EngineInfo) -> None:
         """Refuses what cannot fit before any work is done on it."""
-        limit = window * self._config.max_bytes_per_token
+        most = self._config.limits.prompt_tokens(info.max_context_length)
+        limit = (most + 1) * self._config.max_bytes_per_token
         try:
             num_bytes = len(text.encode())
         except UnicodeEncodeError:
             raise InvalidArgument(name, "a lone surrogate", "valid Unicode") from None
         if num_bytes > limit:
-            allowed = f"at most {window - 1} tokens, never more than {limit} bytes"
+            allowed = f"at most {most} tokens, never more than {limit} bytes"
             raise InvalidArgument(name, f"{num_bytes} bytes", allowed)
 
     def _target_info(self) -> EngineInfo:

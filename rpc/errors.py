@@ -23,10 +23,13 @@ from engine.errors import (
     OutriderError,
     Overloaded,
     PairMismatch,
+    PermissionDenied,
+    Unauthenticated,
     Unavailable,
     UnknownSession,
     presentable,
 )
+from rpc.handlers import rewrapped
 from rpc.pb import session_pb2 as pb
 
 FIELD_TRAILER = "outrider-field"
@@ -39,6 +42,8 @@ _CODES: dict[type[OutriderError], grpc.StatusCode] = {
     PairMismatch: grpc.StatusCode.FAILED_PRECONDITION,
     ModelNotFound: grpc.StatusCode.FAILED_PRECONDITION,
     Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    PermissionDenied: grpc.StatusCode.PERMISSION_DENIED,
+    Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
     Unavailable: grpc.StatusCode.UNAVAILABLE,
     UnknownSession: grpc.StatusCode.NOT_FOUND,
     DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -47,6 +52,8 @@ _CODES: dict[type[OutriderError], grpc.StatusCode] = {
 }
 _CLASSES_OF_MESSAGE: dict[grpc.StatusCode, type[OutriderError]] = {
     grpc.StatusCode.FAILED_PRECONDITION: PairMismatch,
+    grpc.StatusCode.PERMISSION_DENIED: PermissionDenied,
+    grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
     grpc.StatusCode.UNAVAILABLE: Unavailable,
     grpc.StatusCode.CANCELLED: Unavailable,
     grpc.StatusCode.NOT_FOUND: UnknownSession,
@@ -141,20 +148,11 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
         handler = await continuation(handler_call_details)
-        if handler is None:
-            return None
-        kind = (
-            ("stream" if handler.request_streaming else "unary")
-            + "_"
-            + ("stream" if handler.response_streaming else "unary")
-        )
-        behaviour = getattr(handler, kind)
-        guard = _guard_generator if inspect.isasyncgenfunction(behaviour) else _guard_coroutine
-        make_handler = getattr(grpc, f"{kind}_rpc_method_handler")
-        guarded: grpc.RpcMethodHandler[Any, Any] = make_handler(
-            guard(behaviour), handler.request_deserializer, handler.response_serializer
-        )
-        return guarded
+        return None if handler is None else rewrapped(handler, _guard)
+
+
+def _guard(behaviour: Callable[..., Any]) -> Callable[..., Any]:
+    return (_guard_generator if inspect.isasyncgenfunction(behaviour) else _guard_coroutine)(behaviour)
 
 
 def _guard_coroutine(behaviour: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:

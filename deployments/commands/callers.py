@@ -13,6 +13,7 @@ from typing import Any, Self
 import grpc
 
 from bench.modes import Mode
+from deployments.channels import bearer
 from deployments.client import Ask, CallFailed, Result
 from rpc.pb import generation_pb2_grpc as pb_grpc
 
@@ -80,7 +81,7 @@ async def _generate(stub: Any, asked: Ask) -> Result:
     pieces: list[str] = []
     token_ids: list[int] = []
     try:
-        async for response in stub.Generate(asked.to_pb()):
+        async for response in stub.Generate(asked.to_pb(), metadata=bearer(None)):
             if response.HasField("complete"):
                 return Result("".join(pieces), tuple(token_ids), response.complete)
             pieces.append(response.delta.text)

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from deployments.channels import API_KEY
 from deployments.client import Ask, Client, Result, default_address
 from deployments.console import err
 
@@ -43,7 +44,14 @@ def generate(
     ] = None,
     ignore_eos: Annotated[bool, typer.Option(help="Go on past the end-of-sequence token.")] = False,
     timeout: Annotated[float | None, typer.Option(help="Seconds after which to give up.")] = None,
-    address: Annotated[str | None, typer.Option(help="host:port; default is what `outrider serve` printed.")] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(help="host:port, or https://host:port for TLS; default is what `outrider serve` printed."),
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(envvar=API_KEY, help="API key or token; others on this machine see what is typed here."),
+    ] = None,
 ) -> None:
     """Send one request and stream its text."""
     if (prompt is None) == (message is None):
@@ -62,7 +70,7 @@ def generate(
         smooth_stream=smooth_stream,
         sampling={name: value for name, value in chosen.items() if value is not None},
     )
-    with Client(address or default_address()) as client:
+    with Client(address or default_address(), api_key=api_key) as client:
         if as_json:
             result = client.generate(ask, timeout_s=timeout)
             sys.stdout.write(json.dumps(result.as_dict(), ensure_ascii=False) + "\n")

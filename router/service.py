@@ -39,7 +39,7 @@ from router.requests import (
     fit_to_window,
 )
 from router.session import Session
-from router.speculation import SessionConfig, Shared
+from router.shared import SessionConfig, Shared
 from router.stopping import Output, StopStrings, TextStream
 from router.stopwatch import Stopwatch
 from router.tokenizer import Tokenizer

@@ -15,7 +15,8 @@ from engine.proposal import State, Verdict
 from router.events import Complete, Delta, Event, Usage
 from router.requests import SessionRequest
 from router.rounds import Round
-from router.speculation import Shared, Speculator
+from router.shared import Shared
+from router.speculation import Speculator
 from router.stopping import Output
 from router.stopwatch import Stopwatch
 from router.target_link import TargetLink

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from opentelemetry.trace import Span
 
@@ -13,58 +13,21 @@ from router.acceptance import (
     DRAFT_MODEL,
     DRAFTED,
     NGRAM,
-    AcceptancePriors,
     SessionAcceptance,
     SpeculationTotals,
     ngram_arm,
 )
-from router.costs import CostModel
-from router.draft_link import DraftLink, DraftLinkConfig
-from router.events import NoObserver, Observer
-from router.ngram import NgramConfig, NgramDrafter
-from router.peers import PeerSet
-from router.policy import DRAFTERS, RoundPlan, RoundView, plan_round, switched_off
+from router.draft_link import DraftLink
+from router.ngram import NgramDrafter
+from router.policy import RoundPlan, RoundView, plan_round, switched_off
 from router.requests import SessionRequest
 from router.rounds import Round, annotate, record_of
 from router.running_ahead import RunningAhead
-from router.speed_gate import PolicyConfig, SpeedGate
-from router.target_link import TargetLinkConfig
+from router.shared import Shared
+from router.speed_gate import SpeedGate
 from rpc.tracing import start_span, traceparent_of
 
 _MIN_PATIENCE_S = 0.02  # a draft gets at least so long, however fast the target
-
-
-@dataclass(frozen=True, slots=True)
-class SessionConfig:
-    """How the sessions of a router speculate, and how patient they are with targets and drafts.
-
-    Attributes:
-        drafters: drafters that may be used at all; none switches speculation off for every request.
-        max_draft_tokens: most draft tokens of one round, whatever the target would verify.
-        batch_weight: of the cost model.
-        workloads: for each class of request that one may name, what acceptance to expect (see AcceptancePriors).
-    """
-
-    drafters: tuple[str, ...] = DRAFTERS
-    max_draft_tokens: int = 64
-    batch_weight: float = 1.0
-    workloads: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    policy: PolicyConfig = field(default_factory=PolicyConfig)
-    ngram: NgramConfig = field(default_factory=NgramConfig)
-    draft_link: DraftLinkConfig = field(default_factory=DraftLinkConfig)
-    target_link: TargetLinkConfig = field(default_factory=TargetLinkConfig)
-
-
-@dataclass(frozen=True)
-class Shared:
-    """What all sessions of a router share; `clock` is in seconds and monotonic."""
-
-    peers: PeerSet
-    clock: Callable[[], float]
-    config: SessionConfig = field(default_factory=SessionConfig)
-    costs: CostModel = field(default_factory=CostModel)
-    priors: AcceptancePriors = field(default_factory=AcceptancePriors)
-    observer: Observer = field(default_factory=NoObserver)
 
 
 class Speculator:
@@ -156,10 +119,8 @@ class Speculator:
             return 0
         view = self._view(state, tokens, tokens_left)
         plan = self._plan(replace(view, num_generated=view.num_generated + 1, tokens_left=tokens_left - 1))
-        if plan.run_ahead is not None:
-            self._tell_draft(
-                Proposal(state), plan, tokens
-            )  # the token under way is a round as good as any to run ahead of
+        if plan.run_ahead is not None:  # the token under way is as good a round to run ahead of as any
+            self._tell_draft(Proposal(state), plan, tokens)
         more = plan.plain_tokens - 1  # the one that is under way is among the plan's
         if plan.drafter or not more:
             return 0

@@ -19,7 +19,7 @@ from engine.settings import DraftSettings, EngineSettings
 from engine.target import build_target_engine
 from router.peers import PeerSet
 from router.service import Router, RouterConfig
-from router.speculation import SessionConfig
+from router.shared import SessionConfig
 from router.speed_gate import PolicyConfig
 from router.tokenizer import Tokenizer
 from rpc.clients import DraftClient, TargetClient

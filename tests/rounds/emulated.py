@@ -23,7 +23,7 @@ from router.peers import PeerSet
 from router.policy import SpeculationControl
 from router.requests import GenerateRequest, TokenIds
 from router.service import Router, RouterConfig
-from router.speculation import SessionConfig
+from router.shared import SessionConfig
 from router.tokenizer import Tokenizer
 from rpc.clients import DraftClient, TargetClient
 from rpc.delay import DelayInterceptor, DelayLine

@@ -22,7 +22,7 @@ from router.peers import PeerSet
 from router.policy import SpeculationControl
 from router.requests import GenerateRequest, TokenIds
 from router.service import Router, RouterConfig
-from router.speculation import SessionConfig
+from router.shared import SessionConfig
 from router.speed_gate import PolicyConfig
 from router.tokenizer import Tokenizer
 from rpc.clients import DraftClient, TargetClient

@@ -14,7 +14,7 @@ from bench.emulated_model import NUM_WORDS
 from engine.sampling import SamplingParams
 from router.events import RoundRecord
 from router.policy import SpeculationControl
-from router.speculation import SessionConfig
+from router.shared import SessionConfig
 from router.speed_gate import PolicyConfig
 from rpc import tracing
 from tests.rounds.emulated import EMULATION, delays, emulated_system

@@ -15,7 +15,7 @@ from router.peers import PeerSet
 from router.policy import SpeculationControl
 from router.requests import Chat, ChatMessage, GenerateRequest, Input, RawPrompt, TokenIds
 from router.service import Router, RouterConfig
-from router.speculation import SessionConfig
+from router.shared import SessionConfig
 from router.target_link import TargetLinkConfig
 from router.tokenizer import Tokenizer
 from rpc import tracing

@@ -13,7 +13,7 @@ from router.peers import PeerSet
 from router.policy import SpeculationControl
 from router.requests import SessionRequest
 from router.session import Session
-from router.speculation import SessionConfig, Shared
+from router.shared import SessionConfig, Shared
 from router.stopping import Output, StopStrings, TextStream
 from router.stopwatch import Stopwatch
 from router.target_link import TargetLinkConfig

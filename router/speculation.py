@@ -121,9 +121,9 @@ class Speculator:
         plan = self._plan(replace(view, num_generated=view.num_generated + 1, tokens_left=tokens_left - 1))
         if plan.run_ahead is not None:  # the token under way is as good a round to run ahead of as any
             self._tell_draft(Proposal(state), plan, tokens)
-        more = plan.plain_tokens - 1  # the one that is under way is among the plan's
-        if plan.drafter or not more:
+        if plan.drafter or plan.run_ahead is not None:
             return 0
+        more = max(plan.plain_tokens - 1, 1)  # the one that is under way is among the plan's, unless there is no other
         if self._gate.is_open:
             self._pass_over(view, plan)
         round_.plan = replace(plan, plain_tokens=round_.plan.plain_tokens + more)

@@ -120,8 +120,8 @@ def no_overhead_bound(
     Args:
         context: mean length of a session in tokens.
     """
-    one = _forward_s(target, num_sessions, 1.0, context)
-    return tokens_per_round * one / _forward_s(target, num_sessions, 1.0 + draft_tokens_per_round, context)
+    one = target.seconds(num_sessions, 1.0, context)
+    return tokens_per_round * one / target.seconds(num_sessions, 1.0 + draft_tokens_per_round, context)
 
 
 def about(profile: str, emulation: Emulation, temperature: float) -> dict[str, Any]:
@@ -174,11 +174,6 @@ def _row(num_sessions: int, mode: str, runs: Sequence[Run], target: DeviceTimes)
         acceptance_by_position=counts.acceptance_by_position,
         reasons=tuple(sorted({reason for run in mine for reason in run.reasons})),
     )
-
-
-def _forward_s(target: DeviceTimes, num_sessions: int, rows_each: float, context: float) -> float:
-    rows = num_sessions * rows_each
-    return target.step_s * (1.0 + target.row_share * (rows - 1.0)) + num_sessions * context * target.context_token_s
 
 
 def _wrong(runs: Sequence[Run]) -> int | None:

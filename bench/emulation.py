@@ -41,6 +41,11 @@ class DeviceTimes(_Section):
     rtt_s: Seconds = 0.0
     """Round trip between router and device, besides what this machine's own loopback takes."""
 
+    def seconds(self, num_sessions: float, rows_each: float, context: float) -> float:
+        """Of a forward that generates: so many sessions of `context` tokens, so many rows of each; all may be means."""
+        rows = 1.0 + self.row_share * (num_sessions * rows_each - 1.0)
+        return self.step_s * rows + num_sessions * context * self.context_token_s
+
     def forward_time(self, dilation: float) -> ForwardTime:
         """For the device, stretched."""
         from engine.emulated import ForwardTime

@@ -42,8 +42,7 @@ class ProfiledDevice:
 
     def seconds(self, num_sessions: float, rows_each: float) -> float:
         """As Device.seconds."""
-        rows = 1.0 + self.times.row_share * (num_sessions * rows_each - 1.0)
-        return self.times.step_s * rows + num_sessions * self.context * self.times.context_token_s
+        return self.times.seconds(num_sessions, rows_each, self.context)
 
 
 @dataclass(frozen=True, slots=True)

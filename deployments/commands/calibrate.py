@@ -33,10 +33,12 @@ from deployments.config_file import load_config
 from deployments.console import err, out
 from deployments.models import resolve_model
 from deployments.system import local_system
+from deployments.tls_settings import mutual_tls
 from engine.info import EngineInfo
 from router.acceptance import DRAFT_MODEL
 from router.tokenizer import Tokenizer
 from rpc.clients import DraftClient, TargetClient
+from rpc.security import Role
 
 PLOT = "speed.png"
 AIM = 0.10
@@ -109,7 +111,7 @@ def _measure(config: OutriderConfig, prompts: Sequence[Prompt], size: tuple[int,
             samples = bench_prompts.measure(dict.fromkeys(modes, client), list(prompts))
         plain = [sample for sample in samples if sample.mode == PLAIN]
         texts = [Text(tuple(ids), sample.token_ids) for ids, sample in zip(encoded, plain, strict=True)]
-        ranks = asyncio.run(_ranked(peers[1], texts))
+        ranks = asyncio.run(_ranked(config, peers[1], texts))
     context = statistics.mean(len(text.prompt) + len(text.output) / 2 for text in texts)
     return Measured(engines, devices, samples, ranks, context)
 
@@ -134,7 +136,8 @@ def _address_of(deployment: str) -> str:
 async def _timed(
     config: OutriderConfig, peers: tuple[str, str], encoded: Sequence[Sequence[int]], size: tuple[int, int, int]
 ) -> tuple[tuple[EngineInfo, EngineInfo], Devices]:
-    target, draft = await TargetClient.connect(peers[0]), await DraftClient.connect(peers[1])
+    tls = mutual_tls(config, Role.ROUTER)
+    target, draft = await TargetClient.connect(peers[0], tls=tls), await DraftClient.connect(peers[1], tls=tls)
     prompts = Prompts([token for ids in encoded for token in ids])
     plan = plan_of(config, (target.info, draft.info), size)
     try:
@@ -147,8 +150,8 @@ async def _timed(
         await draft.close()
 
 
-async def _ranked(address: str, texts: Sequence[Text]) -> Ranks:
-    draft = await DraftClient.connect(address)
+async def _ranked(config: OutriderConfig, address: str, texts: Sequence[Text]) -> Ranks:
+    draft = await DraftClient.connect(address, tls=mutual_tls(config, Role.ROUTER))
     try:
         with Progress(console=err) as progress:
             task = progress.add_task("ranking what was written", total=len(texts))

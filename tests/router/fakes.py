@@ -183,7 +183,7 @@ class FakeDraft:
 
 
 class FakeDraftSession:
-    """Answers every advance, unless its port's behaviour says otherwise."""
+    """Answers every advance that asks for tokens, unless its port's behaviour says otherwise."""
 
     def __init__(self, port: FakeDraft, tokens: list[int]) -> None:
         self._port, self._tokens = port, tokens
@@ -205,6 +205,8 @@ class FakeDraftSession:
             raise AssertionError("the tail does not lead to the base")
         self._tokens = [*self._tokens[:known], *tail]
         self._port.longest = max(self._port.longest, base.length + num_speculative_tokens)
+        if not num_speculative_tokens:
+            return  # told of what is verified, and asked for nothing
         drafted: list[int] = []
         while len(drafted) < num_speculative_tokens:
             prefix = [*self._tokens, *drafted]

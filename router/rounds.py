@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from opentelemetry.trace import Span
 
@@ -23,6 +23,7 @@ class Round:
         then: the plain stretch that is to follow at once, where the router knows that already.
         is_hit: whether it had the next one when this round was over; None where no draft ran ahead for it.
         num_wasted: draft tokens that were drafted ahead and that this round has made useless.
+        told: what its span tells of it.
     """
 
     plan: RoundPlan
@@ -39,6 +40,7 @@ class Round:
     is_switch: bool = False
     workload: str = ""
     span: Span | None = None
+    told: RoundRecord | None = None
 
     @property
     def is_stretch(self) -> bool:
@@ -66,20 +68,34 @@ def record_of(round_: Round, verdict: Verdict, round_s: float) -> RoundRecord:
     )
 
 
-def annotate(span: Span | None, record: RoundRecord) -> None:
-    if span is None:
+def annotate(round_: Round, record: RoundRecord) -> None:
+    """Puts what a verdict has come to on the round's span; of a stretch, what its tokens so far come to together."""
+    if round_.span is None:
         return
-    span.set_attributes(
+    if round_.told is not None:
+        record = replace(
+            record,
+            num_tokens=round_.told.num_tokens + record.num_tokens,
+            forward_s=round_.told.forward_s + record.forward_s,
+            queue_s=round_.told.queue_s + record.queue_s,
+            num_wasted=round_.told.num_wasted + record.num_wasted,
+            num_stale=round_.told.num_stale + record.num_stale,
+        )
+    round_.told = record
+    round_.span.set_attributes(
         {
             "outrider.num_proposed": record.num_proposed,
             "outrider.num_accepted": record.num_accepted,
             "outrider.num_tokens": record.num_tokens,
+            "outrider.rollback_depth": record.num_proposed - record.num_accepted,
             "outrider.dropped": record.dropped,
             "outrider.forward_ms": 1e3 * record.forward_s,
+            "outrider.queue_ms": 1e3 * record.queue_s,
             "outrider.draft_wait_ms": 1e3 * record.draft_wait_s,
             "outrider.early": record.is_early,
             "outrider.num_wasted": record.num_wasted,
+            "outrider.num_stale": record.num_stale,
         }
     )
     if record.is_hit is not None:
-        span.set_attribute("outrider.early_hit", record.is_hit)
+        round_.span.set_attribute("outrider.early_hit", record.is_hit)

@@ -173,7 +173,7 @@ class Speculator:
         self._learn_stale(round_)
         record = record_of(round_, verdict, round_s)
         self._shared.observer.round_finished(record)
-        annotate(round_.span, record)
+        annotate(round_, record)
         return round_s - verdict.forward_time_s - verdict.queue_time_s - round_.draft_wait_s
 
     async def close(self) -> None:

@@ -7,9 +7,7 @@ say in attributes, because their clocks may differ. Only `work`, which is for pi
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
-from itertools import zip_longest
 
 from deployments.traces.request_trace import SPECULATION, TARGET_LOST, Happening, RequestTrace, Round, Work
 from deployments.traces.spans import Span
@@ -74,28 +72,11 @@ def _the_request(spans: Sequence[Span], wanted: Wanted, source: str) -> Span:
 
 
 def _rounds(request: Span, spans: Sequence[Span], below: Sequence[Span]) -> tuple[Round, ...]:
-    lengths = _lengths_after(request, spans)
-    by_parent: dict[tuple[str, str], Span] = {(span.parent_id, span.name): span for span in below}
-    early = [s for s in below if s.name == "outrider.verify" and s.number("early") and s.parent_id == request.span_id]
-    rounds = list[Round]()
-    for span, length in zip(spans, lengths, strict=True):
-        verify = by_parent.get((span.span_id, "outrider.verify")) or _take_alike(early, span)
-        rounds.append(
-            replace(
-                _round(span, request, len(rounds) + 1, length),
-                queue_ms=0.0 if verify is None else verify.number("queue_ms"),
-                draft_ms=_number(by_parent.get((span.span_id, "outrider.draft")), "forward_ms"),
-            )
-        )
-    return tuple(rounds)
+    drafts = {span.parent_id: span.number("forward_ms") for span in below if span.name == "outrider.draft"}
+    return tuple(_round(span, request, number, drafts.get(span.span_id, 0.0)) for number, span in enumerate(spans, 1))
 
 
-def _round(span: Span, request: Span, number: int, length_after: int | None) -> Round:
-    is_stretch = span.number("plain_tokens") > 1
-    answered = "outrider.num_tokens" in span.attributes
-    tokens = int(span.number("num_tokens"))
-    if is_stretch and length_after is not None:
-        tokens = max(length_after - int(span.number("base_length")), 0)
+def _round(span: Span, request: Span, number: int, draft_ms: float) -> Round:
     return Round(
         number=number,
         start_ms=(span.start_ns - request.start_ns) / 1e6,
@@ -104,48 +85,18 @@ def _round(span: Span, request: Span, number: int, length_after: int | None) -> 
         num_speculative_tokens=int(span.number("num_speculative_tokens")),
         num_proposed=int(span.number("num_proposed")),
         num_accepted=int(span.number("num_accepted")),
-        num_tokens=tokens if answered else 0,
+        num_tokens=int(span.number("num_tokens")),
         reason=span.text("reason"),
         dropped=span.text("dropped"),
         is_early=bool(span.number("early")),
-        is_stretch=is_stretch,
-        is_lost=not answered,
-        forward_ms=0.0 if is_stretch else span.number("forward_ms"),
+        is_stretch=span.number("plain_tokens") > 1,
+        is_lost="outrider.num_tokens" not in span.attributes,
+        forward_ms=span.number("forward_ms"),
+        queue_ms=span.number("queue_ms"),
         draft_wait_ms=span.number("draft_wait_ms"),
+        draft_ms=draft_ms,
         num_wasted=int(span.number("num_wasted")),
     )
-
-
-def _lengths_after(request: Span, rounds: Sequence[Span]) -> list[int | None]:
-    """Tokens committed when each round was over, prompt included; None where nothing tells.
-
-    A stretch says of its last token only. The next round tells where it ended, less the one token that a target on
-    which the session was opened anew gives by itself.
-    """
-    prompt, completion = _count(request, _PROMPT_TOKENS), _count(request, _COMPLETION_TOKENS)
-    lost_at = [event.at_ns for event in request.events if event.name == TARGET_LOST]
-    ends: list[int | None] = []
-    for span, following in zip_longest(rounds, rounds[1:]):
-        until = request.end_ns if following is None else following.start_ns
-        reopened = int(any(span.start_ns <= at < until for at in lost_at))
-        if following is not None:
-            ends.append(int(following.number("base_length")) - reopened)
-        elif prompt is not None and completion is not None:
-            ends.append(prompt + completion - reopened)
-        else:
-            ends.append(None)
-    return ends
-
-
-def _take_alike(verifies: list[Span], round_: Span) -> Span | None:
-    """The verification of a round nobody asked for, which hangs on the request; it has the round's own numbers."""
-    if not round_.number("early"):
-        return None
-    names = ("num_proposed", "num_accepted", "forward_ms")
-    for index, span in enumerate(verifies):
-        if all(span.number(name) == round_.number(name) for name in names):
-            return verifies.pop(index)
-    return None
 
 
 def _happenings(request: Span) -> tuple[Happening, ...]:

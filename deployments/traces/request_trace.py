@@ -22,7 +22,7 @@ class Round:
         reason: why speculation was off.
         dropped: why a proposal was not judged.
         is_early: the target began it by itself, with a proposal it had been sent before.
-        is_stretch: the target ran on by itself; forward and queue are not known for it.
+        is_stretch: the target ran on by itself; the numbers are those of all its tokens together.
         is_lost: the target was lost, and with it what it owed of this round.
         forward_ms, queue_ms: in the target's forward; waiting for it, in the target.
         draft_wait_ms: the router waited for the draft; `draft_ms` of device time went into the proposal.

@@ -23,8 +23,7 @@ def whole(where: Breakdown) -> dict[str, float]:
 
 
 def test_a_round_is_forward_queue_wait_and_the_rest() -> None:
-    verify = span("verify", 2, 9_999.0, 1.0, f"{1:016x}", queue_ms=1.5)  # on another clock
-    found = whole(breakdown_of(trace_of(request_span(30.0), round_span(1, 10.0, 12.0), verify)))
+    found = whole(breakdown_of(trace_of(request_span(30.0), round_span(1, 10.0, 12.0, queue_ms=1.5))))
     assert found == pytest.approx(
         {"first_token": 10.0, "forward": 5.0, "queue": 1.5, "draft_wait": 2.0, "router": 3.5, "closing": 8.0}
     )
@@ -48,10 +47,10 @@ def test_a_lost_target_is_failover_from_the_loss_to_the_next_round() -> None:
 
 
 def test_a_stretch_is_plain_until_its_target_is_lost() -> None:
-    stretch = round_span(1, 10.0, 20.0, drafter="", plain_tokens=32, num_proposed=0, num_accepted=0, num_tokens=1)
-    following = round_span(2, 40.0, 10.0, base_length=9)
+    stretch = round_span(1, 10.0, 20.0, drafter="", plain_tokens=32, num_proposed=0, num_accepted=0, num_tokens=8)
+    following = round_span(2, 40.0, 10.0)
     trace = trace_of(request_span(50.0, [("target_lost", 25.0)]), stretch, following)
-    assert trace.rounds[0].num_tokens == 8  # of nine, the target that went on gave one by itself
+    assert (trace.rounds[0].num_tokens, trace.num_rounds) == (8, 8 + 1)
     where = whole(breakdown_of(trace))
     assert (where["plain"], where["failover"]) == pytest.approx((15.0, 15.0))
 

@@ -23,14 +23,20 @@ from tests.traces.made import request_span, round_span, span
 def made(num_rounds: int) -> RequestTrace:
     """A request of so many rounds of 10 ms, each seventh of 14 ms, a loss, and work of draft and target."""
     rounds = [
-        round_span(number, 10.0 + 15.0 * number, 14.0 if number % 7 == 0 else 10.0 + number / 1e3, base_length=number)
+        round_span(
+            number,
+            10.0 + 15.0 * number,
+            14.0 if number % 7 == 0 else 10.0 + number / 1e3,
+            base_length=number,
+            queue_ms=1.0 if number == 1 else 0.0,
+        )
         for number in range(1, num_rounds + 1)
     ]
     work = [
         span("verify", 9_001, 1.0, 9.0),
         span("draft", 9_002, 25.0, 2.0, f"{1:016x}", forward_ms=2.0),
         span("draft_ahead", 9_003, 30.0, 3.0, num_branches=4),
-        span("verify", 9_004, 27.0, 5.0, f"{1:016x}", queue_ms=1.0),
+        span("verify", 9_004, 27.0, 5.0, f"{1:016x}"),
         span("verify", 9_005, 40.0, 5.0, early=True),
         span("verify", 9_006, 45.0, 5.0, f"{2:016x}", superseded=True),
     ]

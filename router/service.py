@@ -9,8 +9,6 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
 
-from opentelemetry.trace import Span
-
 from engine.errors import InvalidArgument, OutriderError, Unavailable
 from engine.info import EngineInfo
 from engine.sampling import StopParams
@@ -22,7 +20,7 @@ from router.detokenizer import Detokenizer
 from router.events import Complete, Event, NoObserver, Observer, RequestRecord
 from router.pacing import paced
 from router.peers import PeerSet
-from router.request_span import begin_request, end_request, note_target
+from router.request_span import RequestSpan
 from router.requests import (
     FIELDS,
     Chat,
@@ -124,7 +122,7 @@ class Router:
             DeadlineExceeded: the request's deadline passed.
         """
         stopwatch = Stopwatch(self._clock)
-        span = begin_request(request)
+        span = RequestSpan(request)
         outcome, complete, num_delivered = "cancelled", None, 0
         try:
             sessions = self._config.sessions
@@ -138,6 +136,7 @@ class Router:
                         else:
                             num_delivered += len(event.token_ids)
                             spend(len(event.token_ids))
+                            span.delivered(event)
                         yield event
         except OutriderError as error:
             outcome = type(error).__name__
@@ -147,7 +146,7 @@ class Router:
             raise
         finally:
             self._observer.request_finished(RequestRecord(outcome, complete, num_delivered, stopwatch.elapsed_s))
-            end_request(span, outcome, complete)
+            span.end(outcome, complete)
 
     async def tokenize(
         self, given: RawPrompt | Chat, *, add_special_tokens: bool = False
@@ -178,7 +177,7 @@ class Router:
         )
 
     async def _start(
-        self, request: GenerateRequest, spend: Spend, stopwatch: Stopwatch, span: Span | None
+        self, request: GenerateRequest, spend: Spend, stopwatch: Stopwatch, span: RequestSpan
     ) -> AsyncGenerator[Event, None]:
         """The events of a session for the request, once it is tokenized and known to fit."""
         wait_s = self._config.sessions.target_link.failover_wait_s
@@ -188,7 +187,7 @@ class Router:
         config = self._config
         stops = fit_to_window(request, len(prompt), info.max_context_length, config.default_max_tokens, config.limits)
         stops.validate(info.vocab_size)
-        note_target(span, info, stops)
+        span.note_target(info, stops)
         output = await self._resumed_output(request, stops, info)
         spend(len(prompt) + len(request.resume_from))
         checked = SessionRequest(
@@ -198,7 +197,7 @@ class Router:
             request.speculation,
             request.resume_from,
             self._time_left(request, stopwatch),
-            span,
+            span.span,
             request.workload,
             request.smooth_stream,
         )

@@ -2,7 +2,7 @@
 
 Off unless the standard OpenTelemetry environment variables ask for it; off, no span is ever made. The provider is
 kept here and never set globally, so that a host (Ray Serve sets its own) keeps its tracing. Spans hold numbers and
-names, never prompt or output text.
+names, and the text of prompts and outputs only where the variable for that asks for it.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 Attributes = Mapping[str, "str | int | float"]
 
+_TEXT = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 _ASKED_BY = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_TRACES_EXPORTER")
 _propagator = TraceContextTextMapPropagator()
 _NO_TRACER: Tracer = NoOpTracer()
@@ -33,10 +34,11 @@ _NO_TRACER: Tracer = NoOpTracer()
 
 @dataclass
 class _Tracing:
-    """Whether this process traces. One instance, below."""
+    """Whether this process traces, and text too. One instance, below."""
 
     provider: TracerProvider | None = None
     tracer: Tracer = _NO_TRACER
+    text: bool = False
 
 
 _state = _Tracing()
@@ -50,12 +52,14 @@ def setup_tracing(service_name: str, processor: SpanProcessor | None = None) -> 
         processor: receives the spans in place of the OTLP exporter, whatever the environment says.
 
     Raises:
-        InvalidArgument: OTEL_TRACES_EXPORTER names an exporter that is not there.
+        InvalidArgument: OTEL_TRACES_EXPORTER names an exporter that is not there, or whether text is to be traced is
+            asked for in words of no meaning.
     """
     if _state.provider is None and (processor is not None or _asked_for()):
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
 
+        _state.text = _text_asked_for()
         name = os.environ.get("OTEL_SERVICE_NAME") or service_name
         _state.provider = TracerProvider(resource=Resource.create({"service.name": name}), shutdown_on_exit=True)
         _state.provider.add_span_processor(processor or _otlp_processor())
@@ -67,11 +71,16 @@ def shutdown_tracing() -> None:
     """Sends what is still waiting and turns tracing off."""
     if _state.provider is not None:
         _state.provider.shutdown()
-    _state.provider, _state.tracer = None, _NO_TRACER
+    _state.provider, _state.tracer, _state.text = None, _NO_TRACER, False
 
 
 def enabled() -> bool:
     return _state.provider is not None
+
+
+def text_enabled() -> bool:
+    """Whether spans are to hold what was asked and answered: for debugging, never without being asked for."""
+    return _state.text
 
 
 def tracer() -> Tracer:
@@ -186,6 +195,13 @@ def _asked_for() -> bool:
     if exporter not in ("", "otlp"):
         raise InvalidArgument("OTEL_TRACES_EXPORTER", exporter, '"otlp" or "none"')
     return any(os.environ.get(name) for name in _ASKED_BY)
+
+
+def _text_asked_for() -> bool:
+    asked = os.environ.get(_TEXT, "")
+    if asked.upper() not in ("", "NO_CONTENT", "SPAN_ONLY"):
+        raise InvalidArgument(_TEXT, asked, '"SPAN_ONLY" or "NO_CONTENT"')
+    return asked.upper() == "SPAN_ONLY"
 
 
 def _otlp_processor() -> SpanProcessor:

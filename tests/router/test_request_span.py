@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import aclosing
 from dataclasses import replace
@@ -14,7 +15,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from engine.errors import InvalidArgument
 from engine.sampling import SamplingParams
-from router.requests import Chat, ChatMessage, GenerateRequest
+from router.requests import Chat, ChatMessage, GenerateRequest, RawPrompt
 from router.tokenizer import Tokenizer
 from rpc import tracing
 from tests.router.test_service import HELLO, Served, generate
@@ -77,3 +78,27 @@ async def test_giving_up_is_no_error(tokenizer: Tokenizer, exporter: InMemorySpa
     span = the_request(exporter)
     assert span.status.status_code is StatusCode.UNSET
     assert (span.attributes or {})["outrider.outcome"] == "cancelled"
+
+
+async def test_text_is_traced_where_it_was_asked_for(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "span_only")
+    tracing.setup_tracing("router", SimpleSpanProcessor(memory := InMemorySpanExporter()))
+    try:
+        text, _, complete = await generate(Served(tokenizer), replace(HELLO, max_tokens=8))
+    finally:
+        tracing.shutdown_tracing()
+    found = dict(the_request(memory).attributes or {})
+    assert isinstance(HELLO.input, RawPrompt)
+    asked, answered = (json.loads(str(found[f"gen_ai.{way}.messages"])) for way in ("input", "output"))
+    assert asked == [{"role": "user", "parts": [{"type": "text", "content": HELLO.input.text}]}]
+    parts = [{"type": "text", "content": text}]
+    assert answered == [{"role": "assistant", "parts": parts, "finish_reason": complete.finish_reason}]
+    assert text
+    assert not tracing.text_enabled()
+
+
+def test_who_asks_for_text_in_other_words_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "yes")
+    with pytest.raises(InvalidArgument, match=r"CAPTURE_MESSAGE_CONTENT: found 'yes', allowed is \"SPAN_ONLY\""):
+        tracing.setup_tracing("router", SimpleSpanProcessor(InMemorySpanExporter()))
+    assert not tracing.enabled()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.ahead import Choice
-from engine.distributions import sample, truncate_to_sparse
+from engine.distributions import NotADistribution, sample, truncate_to_sparse
 from engine.noise import gumbel_rows
 from engine.proposal import SparseProbs
 from engine.sampling import SamplingParams
@@ -47,20 +48,27 @@ class Chooser:
     def __init__(self, head_ids: Tensor | None, vocab_size: int, generator: torch.Generator) -> None:
         self._head_ids, self._vocab_size, self._generator = head_ids, vocab_size, generator
 
-    def choose(self, logits: Tensor, asked: Sequence[Rows]) -> list[list[Choice]]:
-        """A choice for every row of `logits` [rows, head_vocab], request by request."""
+    def choose(self, logits: Tensor, asked: Sequence[Rows]) -> list[list[Choice] | None]:
+        """A choice for every row of `logits` [rows, head_vocab], request by request.
+
+        Returns:
+            None for a request in whose rows the model yields NaN or +inf.
+        """
         if self._head_ids is None:
             logits = logits[:, : self._vocab_size]
         parts = logits.split([len(rows.positions) for rows in asked])
         greedy = [part for part, rows in zip(parts, asked, strict=True) if rows.sampling.greedy]
         best = iter(self._greedy(torch.cat(greedy)) if greedy else ())
         return [
-            [next(best) for _ in rows.positions] if rows.sampling.greedy else self._drawn(part, rows)
+            _sound([next(best) for _ in rows.positions]) if rows.sampling.greedy else self._drawn(part, rows)
             for part, rows in zip(parts, asked, strict=True)
         ]
 
-    def _drawn(self, logits: Tensor, rows: Rows) -> list[Choice]:
-        return self._sampled(logits, rows) if rows.sampling.seed is None else self._seeded(logits, rows)
+    def _drawn(self, logits: Tensor, rows: Rows) -> list[Choice] | None:
+        try:
+            return self._sampled(logits, rows) if rows.sampling.seed is None else self._seeded(logits, rows)
+        except NotADistribution:
+            return None
 
     def _greedy(self, logits: Tensor) -> list[Choice]:
         scores = logits.float()
@@ -91,6 +99,11 @@ class Chooser:
         """Token ids of rows of the head."""
         ids: list[list[int]] = (indices if self._head_ids is None else self._head_ids[indices]).tolist()
         return ids
+
+
+def _sound(choices: list[Choice]) -> list[Choice] | None:
+    """Greedy choices, unless one has no probability: a row with NaN or +inf in it sums to no number."""
+    return None if any(math.isnan(choice.prob) for choice in choices) else choices
 
 
 def _drawn_choice(ids: list[int], probs: list[float], index: int) -> Choice:

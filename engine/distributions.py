@@ -20,6 +20,10 @@ from engine.sampling import SamplingParams
 _RANKS_TO_TRY = (256, 4096)
 
 
+class NotADistribution(RuntimeError):
+    """Logits of which no distribution can be made."""
+
+
 def greedy_tokens(logits: Tensor, banned: Collection[int] = ()) -> list[int]:
     """The likeliest id of every row, the lower one on a tie.
 
@@ -28,7 +32,7 @@ def greedy_tokens(logits: Tensor, banned: Collection[int] = ()) -> list[int]:
         banned: ids that cannot be chosen in any row.
 
     Raises:
-        RuntimeError: a row holds NaN or +inf, or nothing finite is left of it.
+        NotADistribution: a row holds NaN or +inf, or nothing finite is left of it.
     """
     scores = _allowed(logits, banned)
     # On CPU numpy's argmax is ten times faster than torch's. Both return the first of equals, or a NaN.
@@ -49,7 +53,7 @@ def target_probs(logits: Tensor, sampling: SamplingParams, banned: Collection[in
         float64 [rows, vocab], each row sums to 1.
 
     Raises:
-        RuntimeError: a row holds NaN or +inf, or nothing finite is left of it.
+        NotADistribution: a row holds NaN or +inf, or nothing finite is left of it.
     """
     scores, peaks = _scores(logits, banned)
     if sampling.top_k == 0 and sampling.top_p == 1.0:
@@ -78,7 +82,7 @@ def truncate_to_sparse(
         probs: float32 [rows, num_tokens], sum 1 but for rounding.
 
     Raises:
-        RuntimeError: a row holds NaN or +inf, or nothing finite is left of it.
+        NotADistribution: a row holds NaN or +inf, or nothing finite is left of it.
     """
     scores, peaks = _scores(logits, banned)
     values, ids = _ranked(scores, max(num_tokens, sampling.top_k))
@@ -121,7 +125,7 @@ def _allowed(logits: Tensor, banned: Collection[int]) -> Tensor:
 
 def _require_finite(peaks: Tensor) -> None:
     if not peaks.isfinite().all():
-        raise RuntimeError("the logits of a token are not finite numbers, or no allowed token is possible")
+        raise NotADistribution("the logits of a token are not finite numbers, or no allowed token is possible")
 
 
 def _weights(scores: Tensor, peaks: Tensor, sampling: SamplingParams) -> Tensor:

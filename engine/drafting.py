@@ -17,7 +17,7 @@ import torch
 from engine.ahead import Choice, draft_probs_of
 from engine.choices import Chooser, Rows
 from engine.draft_session import DraftSession
-from engine.errors import InvalidArgument, OutriderError, Overloaded, PairMismatch, UnknownSession
+from engine.errors import EngineFault, InvalidArgument, OutriderError, Overloaded, PairMismatch, UnknownSession
 from engine.info import EngineInfo
 from engine.loading import load_model
 from engine.lookaheads import DRAFTER, Lookaheads
@@ -152,13 +152,16 @@ class DraftEngine:
         )
 
     def step(self) -> list[Output]:
-        """One forward: one more token for all that is being drafted; the proposals that are ready, early ones too."""
+        """One forward: one more token for all that is being drafted; the proposals that are ready, early ones too.
+
+        A session in whose rows the model yields NaN ends with an EngineFault, and no other.
+        """
         if drafted_ahead := self._proposals():
             return drafted_ahead
         plan = self._plan()
         if plan is not None:
-            self._forward(plan)
-            return [*self._proposals(), *self._lookaheads.due()]
+            faults = self._forward(plan)
+            return [*faults, *self._proposals(), *self._lookaheads.due()]
         self._lookaheads.stop_growing()  # they get no forward
         return list(self._lookaheads.due())
 
@@ -175,7 +178,8 @@ class DraftEngine:
         ahead = self._lookaheads.demands(len(owing))
         return self._runner.plan([*owing, *ahead], {key: draft.sequence for key, draft in sessions})
 
-    def _forward(self, plan: StepPlan) -> None:
+    def _forward(self, plan: StepPlan) -> list[Output]:
+        """Has every session take what was chosen for it; the faults of those for which nothing could be."""
         began = self._clock()
         logits, seconds = self._runner.forward(plan)
         complete = [span for span in plan.spans if span.completes]
@@ -183,10 +187,16 @@ class DraftEngine:
         for span in plan.spans:
             if not span.completes:
                 self._sessions[span.key].sequence.num_computed = span.start + span.num_catch_up
+        faults: list[Output] = []
         for span, choices in zip(complete, chosen, strict=True):
-            self._take(self._sessions[span.key], span, choices, seconds)
+            if choices is None:
+                self.close(span.key)
+                faults.append((span.key, EngineFault(f"session {span.key}: the draft's logits are not finite numbers")))
+            else:
+                self._take(self._sessions[span.key], span, choices, seconds)
         if len(complete) == len(plan.spans):
             self._lookaheads.saw_forward(plan.rows, self._clock() - began)
+        return faults
 
     def _rows(self, span: Span) -> Rows:
         """The rows of a span whose logits are wanted, and the positions of the tokens that follow them."""

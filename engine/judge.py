@@ -109,7 +109,7 @@ def judge(
         banned_until: position before which ending ids cannot be drawn (prompt length + min_tokens).
 
     Raises:
-        RuntimeError: a row holds NaN or +inf, or no allowed token is possible. Sampling looks only at rows on
+        NotADistribution: a row holds NaN or +inf, or no allowed token is possible. Sampling looks only at rows on
             its way, greedy at all.
     """
     proposal = proposal or _NOTHING

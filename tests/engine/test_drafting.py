@@ -6,9 +6,10 @@ import random
 from pathlib import Path
 
 import pytest
+import torch
 
 from engine.drafting import DraftEngine, build_draft_engine
-from engine.errors import InvalidArgument, UnknownSession
+from engine.errors import EngineFault, InvalidArgument, UnknownSession
 from engine.proposal import Proposal, State
 from engine.sampling import SamplingParams
 from engine.settings import DraftSettings, EngineSettings
@@ -96,6 +97,28 @@ def test_a_tail_that_does_not_fit_is_refused(draft_folder):
         engine.advance(1, State(3, 12345), [7], 4)
     with pytest.raises(UnknownSession):
         engine.advance(2, State.of([5]), [5], 4)
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(0.8), SamplingParams(0.8, seed=3)])
+def test_nan_ends_its_own_session_and_no_other(draft_folder, sampling):
+    engine = make_engine(draft_folder)
+    for session, prompt in ((1, [5, 6]), (2, [7, 8])):
+        engine.open(session, prompt, sampling)
+        engine.advance(session, State.of(prompt), [], 3)
+    executor = engine._runner.device
+    sound = executor.forward
+
+    def forward(step):  # the rows of session 1 come first
+        logits = sound(step).clone()
+        logits[0] = torch.nan
+        executor.forward = sound
+        return logits
+
+    executor.forward = forward
+    ((session, fault),) = engine.step()
+    assert (session, type(fault)) == (1, EngineFault)
+    assert len(run(engine, 2).tokens) == 3
+    assert engine.info().running_sessions == 1
 
 
 def test_closing_frees_all_blocks(draft_folder):

@@ -213,7 +213,7 @@ class TargetLink:
         if not self.failovers or self._wait_s <= 0.0:
             raise error
         await self.close()
-        await self._pause(max(error.retry_after_s, self._config.retry_s))
+        await self._pause(min(max(error.retry_after_s, self._config.retry_s), self._wait_s))
 
     async def _pause(self, seconds: float) -> None:
         """Counts as waiting; a deadline in it is found by the next opening."""

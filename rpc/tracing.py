@@ -141,7 +141,9 @@ class RoundSpans:
         self.traceparent = ""
 
     def begin(self, base: State, name: str, traceparent: str, attributes: Attributes, *, num_outputs: int = 1) -> None:
-        """Starts a span for work on `base` that is over with its `num_outputs`-th output."""
+        """Starts a span for work on `base` that is over with its `num_outputs`-th output, in the place of any such."""
+        if base in self._open:
+            self._supersede(base)
         if (span := start_span(name, traceparent, attributes)) is not None:
             self._open[base] = _Open(span, num_outputs)
 

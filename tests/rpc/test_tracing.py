@@ -87,6 +87,16 @@ async def test_spans_of_what_never_came_true_end_as_superseded(exporter: InMemor
     assert len(exporter.get_finished_spans()) == 3
 
 
+async def test_work_asked_for_anew_supersedes_what_was_asked_before(exporter: InMemorySpanExporter) -> None:
+    spans = tracing.RoundSpans()
+    for asked in (1, 2):
+        spans.begin(State(4), "outrider.draft", "", {"outrider.session": asked})
+    assert spans.end(State(4), {})
+    attributes = [span.attributes for span in exporter.get_finished_spans()]
+    ended = [(each["outrider.session"], "outrider.superseded" in each) for each in attributes]
+    assert ended == [(1, True), (2, False)]
+
+
 async def test_a_plain_run_ends_with_its_last_token_or_when_it_is_stopped(exporter: InMemorySpanExporter) -> None:
     spans = tracing.RoundSpans()
     spans.begin(State(4), "outrider.decode", "", {}, num_outputs=2)

@@ -9,7 +9,11 @@ from random import Random
 
 @dataclass(frozen=True)
 class Cases:
-    """The cases of one run, over all tests."""
+    """The cases of one run.
+
+    Attributes:
+        number: requests and calls that the three services get; those that only the readers of messages get come on top.
+    """
 
     number: int
     seed: int

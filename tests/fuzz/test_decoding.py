@@ -157,12 +157,12 @@ def said(script: type[Script]) -> Callable[[Random], Seeds]:
 
 
 READERS: dict[str, tuple[float, Callable[[Random], Seeds], Callable[[bytes], None]]] = {
-    "verification": (0.18, said(VerificationScript), read_verification),
-    "drafting": (0.12, said(DraftingScript), read_drafting),
-    "replies": (0.06, replies, read_reply),
-    "generate": (0.08, asked(generate_message), read_generate),
-    "tokenize": (0.03, asked(tokenize_message), read_tokenize),
-    "text": (0.03, asked(generate_message), read_any_text),
+    "verification": (0.05, said(VerificationScript), read_verification),
+    "drafting": (0.04, said(DraftingScript), read_drafting),
+    "replies": (0.02, replies, read_reply),
+    "generate": (0.03, asked(generate_message), read_generate),
+    "tokenize": (0.01, asked(tokenize_message), read_tokenize),
+    "text": (0.01, asked(generate_message), read_any_text),
 }
 
 

@@ -32,7 +32,7 @@ from tests.fuzz.neighbour import neighbour
 from tests.fuzz.oracle import TARGET, continuation, is_foreseeable
 from tests.fuzz.stage import MAX_GROWTH_BYTES, Stage, resident_bytes, running_stage
 
-SHARE = 0.03
+SHARE = 0.05
 AT_ONCE = 4
 ENOUGH_TOKENS = 24  # of an output, after which the caller hangs up
 SERVICE = "outrider.v1.Generation"

@@ -15,7 +15,7 @@ from tests.fuzz.neighbour import neighbour
 from tests.fuzz.stage import MAX_GROWTH_BYTES, resident_bytes, running_stage
 from tests.fuzz.wire import SERVICES, plan_stream, play_all
 
-SHARE = {"verification": 0.24, "drafting": 0.22}
+SHARE = {"verification": 0.52, "drafting": 0.43}
 SENSE = {"verification": "accepted", "drafting": "proposal"}
 """What comes often where not all that is said is garbage."""
 PER_STREAM = 120

@@ -3,13 +3,16 @@
 They lie in the bundles of the replica's own placement group. Ray ends them with the replica that owns them, and Serve
 removes the placement group with it, so nothing of a group outlives its leader. The other way round, the leader is told
 of the first follower that ends, and ends itself: a group is never repaired in place.
+
+Of requests a follower knows the `trace` of their sessions only: what its spans, one of each forward for each, hang on.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any
 
@@ -17,10 +20,15 @@ import ray
 from ray.util.placement_group import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from engine.parallel import Place
+from engine.batch import StepRows
+from engine.parallel import Place, TensorParallel
 from engine.settings import EngineSettings
+from rpc.tracing import setup_tracing, shutdown_tracing, start_span
 
 _log = logging.getLogger(__name__)
+
+LEAVE_S = 5.0
+"""What followers get to send their last spans once their leader has left them."""
 
 
 class _Follower:
@@ -31,7 +39,21 @@ class _Follower:
         from engine.follower import follow
         from engine.parallel import join
 
-        follow(settings, join(place, settings.device))
+        is_traced = setup_tracing("outrider-target-follower")
+        on_forward = partial(_trace_forward, place.rank) if is_traced else None
+        follow(settings, join(place, settings.device), on_forward)
+        shutdown_tracing()  # in order only: news of a failure must not wait for a collector
+
+
+def _trace_forward(rank: int, step: StepRows, seconds: float) -> None:
+    """A span for each traced session that had rows in a forward that is over now."""
+    ended_ns = time.time_ns()
+    attributes = {"outrider.rank": rank, "outrider.rows": step.rows, "outrider.forward_ms": seconds * 1e3}
+    for rows in step.spans:
+        if rows.trace:
+            span = start_span("outrider.follow", rows.trace, attributes, start_ns=ended_ns - round(seconds * 1e9))
+            if span is not None:
+                span.end(ended_ns)
 
 
 class Followers:
@@ -61,11 +83,21 @@ class Followers:
             ).remote()
             for place in places
         ]
-        for place, actor in zip(places, self._actors, strict=True):
-            actor.run.remote(settings, place).future().add_done_callback(partial(self._ended, place.rank))
+        self._runs: list[Future[None]] = [
+            actor.run.remote(settings, place).future() for place, actor in zip(places, self._actors, strict=True)
+        ]
+        for place, run in zip(places, self._runs, strict=True):
+            run.add_done_callback(partial(self._ended, place.rank))
+
+    def disband(self, group: TensorParallel) -> None:
+        """Has the leader leave `group`, upon which they end in order; after a while, as `close`. Idempotent."""
+        self._is_over = True
+        group.close()
+        wait(self._runs, LEAVE_S)
+        self.close()
 
     def close(self) -> None:
-        """Ends them. Idempotent."""
+        """Ends them at once. Idempotent."""
         self._is_over = True
         for actor in self._actors:
             ray.kill(actor)

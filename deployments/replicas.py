@@ -85,6 +85,11 @@ class TargetDeployment(_EngineReplica):
         if self._lost:
             _end_process(self._lost)
 
+    async def __del__(self) -> None:
+        await super().__del__()
+        if hasattr(self, "_group"):
+            await asyncio.to_thread(self._followers.disband, self._group)
+
     def _build(self, config: OutriderConfig) -> TargetEngine:
         from engine.target import build_target_engine
 
@@ -101,7 +106,8 @@ class TargetDeployment(_EngineReplica):
         places = [rendezvous.place(rank) for rank in range(size)]
         self._followers = Followers(settings, places[1:], config.target.ray_actor_options, self._lost_rank)
         try:
-            return build_target_engine(settings, join(places[0], settings.device, rendezvous))
+            self._group = join(places[0], settings.device, rendezvous)
+            return build_target_engine(settings, self._group)
         except Exception as error:
             self._followers.close()
             if self._lost:

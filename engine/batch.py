@@ -5,6 +5,7 @@ In between stands StepRows: all that a forward needs of a plan, as integers, so 
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
@@ -16,6 +17,7 @@ from engine.planner import Span, StepPlan
 from engine.proposal import chain_parents
 
 KEY_MULTIPLE = 64  # key counts are padded to it; in reproducible mode it is part of a row's fixed shape
+_INT_BYTES = 4  # of a packed integer, which is an int32
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,7 @@ class SpanRows:
         parents: of all the proposal's tokens. The last of them has the last slot.
         num_logits: how many of the last rows' logits are wanted.
         block_table: the session's blocks.
+        trace: the session's, for whoever makes spans; no forward depends on it.
     """
 
     tokens: Sequence[int]
@@ -35,11 +38,13 @@ class SpanRows:
     parents: tuple[int, ...]
     num_logits: int
     block_table: Sequence[int]
+    trace: str = ""
 
     @classmethod
     def of(cls, span: Span) -> SpanRows:
         parents = span.proposal.parents if span.proposal else ()
-        return cls(span.row_tokens, span.start, parents, span.num_logits, span.sequence.block_table)
+        sequence = span.sequence
+        return cls(span.row_tokens, span.start, parents, span.num_logits, sequence.block_table, sequence.trace)
 
     @property
     def num_rows(self) -> int:
@@ -51,14 +56,27 @@ class SpanRows:
         return self.start + len(self.tokens) - len(self.parents)
 
     def packed(self) -> list[int]:
-        counts = [len(self.tokens), len(self.parents), len(self.block_table), self.start, self.num_logits]
-        return [*counts, *self.tokens, *self.parents, *self.block_table]
+        counts = [len(self.tokens), len(self.parents), len(self.block_table), len(self.trace)]
+        text = _packed_text(self.trace) if self.trace else ()
+        return [*counts, self.start, self.num_logits, *self.tokens, *self.parents, *self.block_table, *text]
 
     @classmethod
     def unpacked(cls, values: Iterator[int]) -> SpanRows:
-        num_tokens, num_parents, num_blocks, start, num_logits = islice(values, 5)
+        num_tokens, num_parents, num_blocks, num_characters, start, num_logits = islice(values, 6)
         tokens, parents = list(islice(values, num_tokens)), tuple(islice(values, num_parents))
-        return cls(tokens, start, parents, num_logits, list(islice(values, num_blocks)))
+        blocks = list(islice(values, num_blocks))
+        return cls(tokens, start, parents, num_logits, blocks, _unpacked_text(values, num_characters))
+
+
+def _packed_text(text: str) -> tuple[int, ...]:
+    """Four characters an integer, all of them ASCII, so that none is negative."""
+    num_ints = -(-len(text) // _INT_BYTES)
+    return struct.unpack(f"<{num_ints}i", text.encode("ascii").ljust(num_ints * _INT_BYTES, b"\0"))
+
+
+def _unpacked_text(values: Iterator[int], num_characters: int) -> str:
+    num_ints = -(-num_characters // _INT_BYTES)
+    return struct.pack(f"<{num_ints}i", *islice(values, num_ints))[:num_characters].decode("ascii")
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ class Engine(Protocol):
 
 
 class TargetEngine(Engine, Protocol):
-    """Verifies proposals. `open` raises InvalidArgument or Overloaded."""
+    """Verifies proposals. `open` raises InvalidArgument or Overloaded; `trace` is for who makes spans of forwards."""
 
     def open(
         self,
@@ -38,6 +38,7 @@ class TargetEngine(Engine, Protocol):
         committed: Sequence[int],
         sampling: SamplingParams,
         stops: StopParams,
+        trace: str = "",
     ) -> None: ...
 
     def propose(self, session: int, proposal: Proposal) -> None: ...

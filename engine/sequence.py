@@ -24,6 +24,7 @@ class Sequence:
         wanted_at: when rows were last wanted for it, in seconds of the runner's clock.
         block_table: blocks in order; slot of position i is block_table[i // block_size] * block_size + i % block_size.
             Empty before the start and after preemption.
+        trace: what spans of its forwards hang on, opaque to the engine; "" where none are wanted.
     """
 
     tokens: list[int]
@@ -32,6 +33,7 @@ class Sequence:
     num_cached: int = 0
     wanted_at: float = -math.inf
     block_table: list[int] = field(default_factory=list)
+    trace: str = ""
     _keys: list[bytes] = field(default_factory=list)  # of the full blocks published or attached so far
 
     def start(self, pool: BlockPool, keep_free: int = 0) -> bool:

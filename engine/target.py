@@ -52,6 +52,7 @@ class TargetEngine:
         committed: Tokens[int],
         sampling: SamplingParams,
         stops: StopParams,
+        trace: str = "",
     ) -> None:
         """Opens `session`; the next steps prefill it and yield its first verdict.
 
@@ -60,14 +61,17 @@ class TargetEngine:
             prompt: token ids, at least one.
             committed: tokens generated earlier (on another replica, say); they count towards max_tokens.
             sampling, stops: validated here.
+            trace: ASCII, opaque; every rank is told it with each forward that has rows of the session.
 
         Raises:
             InvalidArgument: a field is out of range, or prompt and max_tokens exceed the window.
             Overloaded: max_sessions are open.
         """
         self._check_open(session, prompt, committed, sampling, stops)
+        if not trace.isascii():
+            raise InvalidArgument("trace", trace, "ASCII")
         tokens = [*prompt, *committed]
-        sequence = Sequence(tokens, len(prompt))
+        sequence = Sequence(tokens, len(prompt), trace=trace)
         ending_ids = stops.ending_ids(self._runner.device.shape.eos_token_ids)
         self._sessions[session] = TargetSession(sequence, sampling, stops, ending_ids, State.of(tokens))
 

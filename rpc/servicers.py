@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc.aio
+from opentelemetry.trace import get_current_span
 
 from engine.errors import DeadlineExceeded, InvalidArgument
 from engine.loop import Command, DraftLoop, TargetLoop
@@ -107,7 +108,8 @@ class _VerificationStream(RouterStream[TargetEngine, TargetOutput, verification_
         self._arm_deadline(session, request.deadline_s)
         _note_request(session, request.traceparent)
         _begin_span(session, _FIRST_ROUND, "outrider.verify", request.traceparent, "")
-        return lambda engine, number: engine.open(number, prompt, committed, sampling, stops)
+        trace = _sampled(request.traceparent) if tracing.enabled() else ""
+        return lambda engine, number: engine.open(number, prompt, committed, sampling, stops, trace)
 
     def _propose_command(self, session: _Verified, request: verification_pb2.Propose) -> Command[TargetEngine]:
         codecs.require(request, "proposal", "proposal")
@@ -185,6 +187,12 @@ class _DraftingStream(RouterStream[DraftEngine, DraftOutput, drafting_pb2.DraftR
             engine.advance(number, base, tail, num_tokens, threshold, ahead)
 
         return command
+
+
+def _sampled(traceparent: str) -> str:
+    """What all ranks of a target are told: 55 characters of ASCII; "" of a trace that is not sampled, or is none."""
+    span = get_current_span(tracing.parse_traceparent(traceparent))
+    return tracing.traceparent_of(span) if span.get_span_context().trace_flags.sampled else ""
 
 
 def _note_request(session: ServedSession[Any, Any], traceparent: str) -> None:

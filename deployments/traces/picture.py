@@ -1,4 +1,4 @@
-"""Owns the picture of a request: what router, draft and target did over time, and where the time went."""
+"""Owns the picture of a request: what router, draft and the target's ranks did over time, and where the time went."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".png", ".svg")
 
-_ROWS = ("target", "draft", "router")  # from below
+_ROWS = {"router": 2, "draft": 1, "target": 0, "follower": -1}  # heights; only a target of several ranks has the last
 _HEIGHT = 0.7
 _MOST_LABELS = 20  # rounds of a panel that have their numbers written in; more of them need a close-up
 _CLOSE_UP = 16  # rounds of that
@@ -30,7 +30,7 @@ _WORK = {
     "prefill": ("prompt", "tab:blue"), "verify": ("verify", "tab:green"),
     "verify early": ("verify, before the router asked", "palegreen"), "decode": ("plain run", "tab:cyan"),
     "draft": ("draft", "gold"), "draft_ahead": ("draft ahead, in branches", "khaki"),
-    "superseded": ("came to nothing", "white"),
+    "follow": ("forward of another rank", "mediumseagreen"), "superseded": ("came to nothing", "white"),
 }  # fmt: skip
 _EARLY = ("verify early", "draft_ahead")
 
@@ -80,7 +80,7 @@ def _draw_panel(axes: Axes, trace: RequestTrace, window: Window) -> None:
     _draw_bars(axes, "router", rounds, "round: accepted/proposed", "lightsteelblue")
     for each in rounds if len(rounds) <= _MOST_LABELS else ():
         at = (max(each.start_ms, window.start) + min(each.end_ms, window.end)) / 2
-        axes.text(at, _ROWS.index("router"), _label(each), ha="center", va="center", fontsize=7, clip_on=True)
+        axes.text(at, _ROWS["router"], _label(each), ha="center", va="center", fontsize=7, clip_on=True)
     shown = [each for each in trace.work if window.shows(each)]
     for key in dict.fromkeys(map(_key, shown)):
         label, colour = _WORK[key]
@@ -89,13 +89,19 @@ def _draw_panel(axes: Axes, trace: RequestTrace, window: Window) -> None:
             bars = [each for each in alike if each.who == who]
             _draw_bars(axes, who, bars, label, colour, hatch="////" if key in _EARLY else "")
     _draw_happenings(axes, trace, window)
-    axes.set_yticks(range(len(_ROWS)), _ROWS)
-    axes.set_ylim(-0.5, len(_ROWS) - 0.5)
+    heights = [_ROWS[row] for row in _rows(trace)]
+    axes.set_yticks(heights, _rows(trace))
+    axes.set_ylim(min(heights) - 0.5, max(heights) + 0.5)
     axes.set_xlim(window.start, window.end)
     axes.set_xlabel("ms since the request arrived", fontsize=8)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(axis="y", length=0)
     axes.tick_params(axis="x", labelsize=8)
+
+
+def _rows(trace: RequestTrace) -> list[str]:
+    followed = any(each.who == "follower" for each in trace.work)
+    return [row for row in _ROWS if row != "follower" or followed]
 
 
 def _label(round_: Round) -> str:
@@ -113,7 +119,7 @@ def _key(work: Work) -> str:
 def _draw_bars(axes: Axes, row: str, bars: Iterable[Round | Work], label: str, colour: str, *, hatch: str = "") -> None:
     places = [(each.start_ms, each.duration_ms) for each in bars]
     style: dict[str, Any] = {"facecolor": colour, "edgecolor": "dimgray", "linewidth": 0.4, "hatch": hatch or None}
-    axes.broken_barh(places, (_ROWS.index(row) - _HEIGHT / 2, _HEIGHT), label=label, **style)
+    axes.broken_barh(places, (_ROWS[row] - _HEIGHT / 2, _HEIGHT), label=label, **style)
 
 
 def _draw_happenings(axes: Axes, trace: RequestTrace, window: Window) -> None:

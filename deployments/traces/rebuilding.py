@@ -14,7 +14,9 @@ from deployments.traces.spans import Span
 from deployments.traces.wanted import REQUEST, Wanted
 from engine.errors import OutriderError
 
-_WORK = {"draft": "draft", "draft_ahead": "draft", "verify": "target", "decode": "target"}  # spans by who makes them
+_WORK = {  # spans by who makes them
+    "draft": "draft", "draft_ahead": "draft", "verify": "target", "decode": "target", "follow": "follower",
+}  # fmt: skip
 
 # By OpenTelemetry's semantic conventions for generative AI.
 _PROMPT_TOKENS, _COMPLETION_TOKENS = "gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens"
@@ -68,7 +70,10 @@ def _the_request(spans: Sequence[Span], wanted: Wanted, source: str) -> Span:
             f"{source} has {len(spans)} spans of trace {wanted.trace_id}, but none of a request so named: it is still "
             "running, or was not sampled, or its router's spans were lost"
         )
-    raise NoSuchRequest(f"{source} has no request {wanted.text}; traced requests arrive seconds after they end")
+    raise NoSuchRequest(
+        f"{source} has no request {wanted.text}; traced requests arrive seconds after they end, through a collector that "
+        "samples a minute later, and not all of them"
+    )
 
 
 def _rounds(request: Span, spans: Sequence[Span], below: Sequence[Span]) -> tuple[Round, ...]:
@@ -122,6 +127,7 @@ def _work(span: Span, request: Span) -> Work:
         kind="prefill" if opens else kind,
         start_ms=(span.start_ns - request.start_ns) / 1e6,
         duration_ms=span.duration_ms,
+        rank=int(span.number("rank")),
         is_early=bool(span.number("early")),
         num_branches=int(span.number("num_branches")),
         is_superseded=bool(span.number("superseded")),

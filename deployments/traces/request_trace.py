@@ -82,8 +82,10 @@ class Work:
     """A span of draft or target, on its own clock.
 
     Attributes:
-        who: "draft" or "target".
-        kind: "draft", "draft_ahead", "verify", "decode", or "prefill" for the verdict that opens a session.
+        who: "draft", "target", or "follower" for the ranks of the target behind the first.
+        kind: "draft", "draft_ahead", "verify", "decode", "follow" for one forward of a follower, or "prefill" for the
+            verdict that opens a session.
+        rank: of a follower.
         is_early: nobody had asked for it.
         num_branches: outcomes drafted for.
         is_superseded: it came to nothing.
@@ -93,6 +95,7 @@ class Work:
     kind: str
     start_ms: float
     duration_ms: float
+    rank: int = 0
     is_early: bool = False
     num_branches: int = 0
     is_superseded: bool = False

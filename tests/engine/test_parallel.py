@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,6 +35,7 @@ SHAPES = RowShapes(prompt_rows=16, generated_rows=8)
 PROMPTS = [[5], [1, 9, 4], list(range(3, 40))]
 MODES = [pytest.param(None, id="free"), pytest.param(SHAPES, id="reproducible")]
 SIZES = [2, 4]
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +81,19 @@ def serve_follower(jobs: Connection) -> None:
             jobs.send(f"{type(error).__name__}: {error}")
         else:
             jobs.send("ended")
+
+
+def lead_two_sessions(settings: EngineSettings, places: Connection) -> None:
+    rendezvous = Rendezvous("127.0.0.1", 2)
+    places.send(rendezvous.place(1))
+    parallel = join(rendezvous.place(0), "cpu", rendezvous)
+    engine = build_target_engine(settings, parallel)
+    for session, (prompt, trace) in enumerate((([5, 9], TRACE), ([4], "")), start=1):
+        engine.open(session, prompt, [], SamplingParams(), StopParams(max_tokens=1 + session, ignore_eos=True), trace)
+        engine.decode(session, 4)
+    while engine.has_work():
+        engine.step()
+    parallel.close()
 
 
 def lead_and_die(settings: EngineSettings, places: Connection) -> None:
@@ -305,6 +320,19 @@ def test_a_dead_leader_ends_its_waiting_followers(folder):
 
 
 @pytest.mark.timeout(60)
+def test_a_follower_tells_whose_rows_each_forward_had(folder):
+    ours, theirs = _context().Pipe()
+    settings, told = settings_for(folder), list[tuple[StepRows, float]]()
+    leader = _context().Process(target=lead_two_sessions, args=(settings, theirs))
+    leader.start()
+    follow(settings, join(ours.recv(), "cpu"), lambda step, seconds: told.append((step, seconds)))
+    leader.join()
+    rows = [[(each.trace, each.num_rows) for each in step.spans] for step, _ in told]
+    assert [sorted(each) for each in rows] == [[("", 1), (TRACE, 2)], [("", 1), (TRACE, 1)], [("", 1)]]
+    assert all(seconds > 0.0 for _, seconds in told)
+
+
+@pytest.mark.timeout(60)
 def test_a_leader_that_leaves_before_it_has_loaded_ends_the_others(folder, followers):
     rendezvous = Rendezvous("127.0.0.1", 2)
     followers[0].jobs.send((settings_for(folder), rendezvous.place(1)))
@@ -322,3 +350,19 @@ def test_ranks_that_do_not_come_are_named():
 def test_packed_steps_are_unpacked_as_they_were():
     for step in (case.values[0] for case in STEPS):
         assert StepRows.unpacked(step.packed()) == step
+
+
+@pytest.mark.parametrize(("trace", "num_ints"), [("", 0), ("a", 1), ("abcd", 1), ("\x7f" * 5, 2), (TRACE, 14)])
+def test_a_packed_trace_takes_an_integer_for_four_characters(trace, num_ints):
+    traced, other = SpanRows([5, 9], 0, (), 2, [1], trace), span([3], 9)
+    packed, without = (StepRows((each, other), 4).packed() for each in (traced, replace(traced, trace="")))
+    assert StepRows.unpacked(packed) == StepRows((traced, other), 4)
+    assert len(packed) - len(without) == num_ints
+    assert all(0 <= value < 2**31 for value in packed)
+
+
+def test_a_trace_that_could_not_be_packed_is_refused(folder):
+    engine = build_target_engine(settings_for(folder))
+    with pytest.raises(InvalidArgument, match="trace: found 'é', allowed is ASCII"):
+        engine.open(1, [5], [], SamplingParams(), StopParams(max_tokens=1), "é")
+    assert not engine.has_work()

@@ -58,6 +58,7 @@ class FakeTarget(FakeEngine):
     def __init__(self) -> None:
         super().__init__()
         self.firsts: dict[int, int] = {}
+        self.traces: dict[int, str] = {}
         self.proposals: list[tuple[int, Proposal]] = []
         self.early: dict[int, EarlyProposals] = {}
         self.allowance: dict[int, int] = {}
@@ -70,12 +71,14 @@ class FakeTarget(FakeEngine):
         committed: Sequence[int],
         sampling: SamplingParams,
         stops: StopParams,
+        trace: str = "",
     ) -> None:
         self._admit(prompt)
         sampling.validate()
         stops.validate(VOCAB_SIZE)
         self.lengths[session] = len(prompt) + len(committed)
         self.firsts[session] = prompt[0]
+        self.traces[session] = trace
         self.max_tokens[session] = len(prompt) + stops.max_tokens
 
     def propose(self, session: int, proposal: Proposal) -> None:

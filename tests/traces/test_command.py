@@ -20,7 +20,7 @@ from tests.traces.conftest import Cli
 from tests.traces.made import request_span, round_span, span
 
 
-def made(num_rounds: int) -> RequestTrace:
+def made(num_rounds: int, num_ranks: int = 1) -> RequestTrace:
     """A request of so many rounds of 10 ms, each seventh of 14 ms, a loss, and work of draft and target."""
     rounds = [
         round_span(
@@ -39,6 +39,7 @@ def made(num_rounds: int) -> RequestTrace:
         span("verify", 9_004, 27.0, 5.0, f"{1:016x}"),
         span("verify", 9_005, 40.0, 5.0, early=True),
         span("verify", 9_006, 45.0, 5.0, f"{2:016x}", superseded=True),
+        *(span("follow", 9_100 + rank, 2.0, 8.0, rank=rank, rows=4) for rank in range(1, num_ranks)),
     ]
     whole = request_span(40.0 + 15.0 * num_rounds, [("target_lost", 33.0), ("speculation", 34.0)], ttft_ms=10.0)
     return rebuild([whole, *rounds, *work], Wanted.of("made"), "here")
@@ -91,8 +92,19 @@ def test_a_picture_of_many_rounds_has_a_close_up(tmp_path: Path) -> None:
     words = "".join(ElementTree.parse(tmp_path / "request.svg").getroot().itertext())
     for said in ("router", "draft", "target", "draft ahead", "before the router asked", "target forward", "lost"):
         assert said in words
+    assert "follower" not in words
     draw(made(1), tmp_path / "request.png")
     assert (tmp_path / "request.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_other_ranks_of_a_target_have_a_place_of_their_own(tmp_path: Path) -> None:
+    trace = made(3, num_ranks=3)
+    work = [(each.who, each.rank, each.start_ms, each.duration_ms) for each in trace.work if each.kind == "follow"]
+    assert work == [("follower", 1, 2.0, 8.0), ("follower", 2, 2.0, 8.0)]
+    assert shown(trace) == shown(made(3))
+    draw(trace, tmp_path / "request.svg")
+    words = list(ElementTree.parse(tmp_path / "request.svg").getroot().itertext())
+    assert {"router", "draft", "target", "follower", "forward of another rank"} <= set(words)
 
 
 @pytest.fixture

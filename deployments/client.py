@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any, Self
+from uuid import uuid4
 
 import grpc
 
 from deployments.channels import bearer, open_channel
 from deployments.models import home
 from deployments.resuming import RESUME_FOR_S, CallFailed, NothingAnswers, Patience
-from rpc.errors import RETRY_TRAILER
 from rpc.pb import generation_pb2 as pb
 from rpc.pb import generation_pb2_grpc as pb_grpc
 
@@ -83,17 +83,22 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A finished request: all its text and ids, what the server said at the end, and how often it was resumed."""
+    """A finished request: all its text and ids, what the server said at the end, and how often it was resumed.
+
+    `request_id` finds its trace; "" where whoever asked has given it none.
+    """
 
     text: str
     token_ids: tuple[int, ...]
     complete: pb.Complete
     resumes: int = 0
+    request_id: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """The object that `outrider generate --json` prints."""
         spoken, timing, usage = self.complete.speculation, self.complete.timing, self.complete.usage
         return {
+            "request_id": self.request_id,
             "text": self.text,
             "token_ids": list(self.token_ids),
             "finish_reason": self.complete.finish_reason,
@@ -162,6 +167,7 @@ class Stream:
     """The replies to one request, each once, over as many calls as it takes. Iterate once; `cancel` to end early.
 
     Attributes:
+        request_id: of all its calls, made here so that it is known too of a call that no server ends.
         token_ids: delivered so far.
         resumes: calls after the first.
     """
@@ -170,6 +176,7 @@ class Stream:
         self._client, self._ask, self._patience = client, ask, patience
         self._give_up_at = math.inf if timeout_s is None else time.monotonic() + timeout_s
         self._call: Any = None
+        self.request_id = uuid4().hex
         self.token_ids: list[int] = []
         self.resumes = 0
 
@@ -194,6 +201,7 @@ class Stream:
     def _one_call(self) -> Iterator[pb.GenerateResponse]:
         """What is still missing, as far as one call gets."""
         request = self._ask.to_pb()
+        request.request_id = self.request_id
         request.resume_from.extend(self.token_ids)
         try:
             self._call = self._client.call(request, None if self._give_up_at == math.inf else self._time_left_s)
@@ -203,10 +211,11 @@ class Stream:
                 if response.HasField("complete"):
                     return
         except grpc.RpcError as error:
-            raise self._client.failure(error) from error
+            raise self._client.failure(error, self.request_id) from error
         finally:
             self.cancel()
-        raise CallFailed("the server ended the stream without a final message", grpc.StatusCode.DATA_LOSS)
+        what = "the server ended the stream without a final message"
+        raise CallFailed(what, grpc.StatusCode.DATA_LOSS, request_id=self.request_id)
 
     @property
     def _time_left_s(self) -> float:
@@ -255,7 +264,8 @@ class Client:
         try:
             for response in stream:
                 if response.HasField("complete"):
-                    return Result("".join(text), tuple(stream.token_ids), response.complete, stream.resumes)
+                    ids, name = tuple(stream.token_ids), stream.request_id
+                    return Result("".join(text), ids, response.complete, stream.resumes, name)
                 text.append(response.delta.text)
                 on_text(response.delta.text)
         finally:
@@ -280,11 +290,10 @@ class Client:
         except grpc.RpcError as error:
             raise self.failure(error) from error
 
-    def failure(self, error: Any) -> CallFailed:
-        """What a call's RpcError means to a caller."""
+    def failure(self, error: Any, sent_id: str = "") -> CallFailed:
+        """What a call's RpcError means to a caller, of the request that was sent with an id."""
         code, details = error.code(), error.details() or ""
         if code is grpc.StatusCode.UNAVAILABLE and "failed to connect" in details.lower():
             hint = "`outrider serve --config demo` starts a server"
             return NothingAnswers(f"nothing answers at {self.address}; {hint}", code)
-        trailers: dict[str, str] = dict(error.trailing_metadata() or ())
-        return CallFailed(details or code.name, code, float(trailers.get(RETRY_TRAILER, 0.0)))
+        return CallFailed.of(error, sent_id)

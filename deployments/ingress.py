@@ -10,6 +10,7 @@ from contextlib import ExitStack, aclosing, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from uuid import uuid4
 
 import grpc
 from google.protobuf.message import Message
@@ -42,7 +43,7 @@ from router.translate import (
     tokenize_request,
 )
 from rpc.clients import DraftClient, TargetClient
-from rpc.errors import DELIVERED_TRAILER, status_of, trailers_of
+from rpc.errors import DELIVERED_TRAILER, request_id_trailer, status_of, trailers_of
 from rpc.pb import generation_pb2 as pb
 from rpc.security import Role
 from rpc.tracing import setup_tracing, shutdown_tracing
@@ -70,6 +71,7 @@ class RouterDeployment:
         self._router = Router(tokenizer, peers, self._settings, metrics)
         self._gate, self._accounts = Gate(config.access, time.monotonic), Accounts(time.monotonic)
         self._slow_reader_s = config.router.slow_reader_s
+        self._status_needs_message = not config.server.haproxy
         self._keepers: list[PeerKeeper[Any]] = []
 
         def keep(kind: str, handle: DeploymentHandle[Any], pool: Pool[Any], client: type[Any]) -> None:
@@ -90,50 +92,54 @@ class RouterDeployment:
     async def Generate(  # noqa: N802
         self, request: pb.GenerateRequest | Unreadable, grpc_context: RayServegRPCContext
     ) -> AsyncIterator[pb.GenerateResponse]:
-        num_delivered = 0
+        request_id, num_delivered = _named(request, grpc_context), 0
         try:
-            with self._admitted(request, grpc_context) as (asked, spend):
+            with self._admitted(request, request_id, grpc_context) as (asked, spend):
                 num_delivered = len(asked.resume_from)
                 made = self._router.generate(asked, spend)
                 async with aclosing(cut_off_slow_reader(made, self._slow_reader_s, time.monotonic)) as events:
                     async for event in events:
-                        yield event_message(asked.request_id, event)
+                        yield event_message(request_id, event)
                         num_delivered += len(event.token_ids) if isinstance(event, Delta) else 0
         except Exception as error:
-            _fail(error, grpc_context, num_delivered)
+            _fail(error, grpc_context, request_id, num_delivered)
+            if self._status_needs_message:  # Serve's Python proxy learns status and trailers with messages only
+                yield pb.GenerateResponse(request_id=request_id)
 
     async def GetModelInfo(  # noqa: N802
         self, request: pb.GetModelInfoRequest, grpc_context: RayServegRPCContext
     ) -> pb.GetModelInfoResponse:
+        request_id = _named(request, grpc_context)
         try:
             self._accounts.count_request(self._caller(request, grpc_context))
             return model_info_message(self._router.get_model_info())
-        except OutriderError as error:
-            _fail(error, grpc_context)
+        except Exception as error:
+            _fail(error, grpc_context, request_id)
             return pb.GetModelInfoResponse()
 
     async def Tokenize(  # noqa: N802
         self, request: pb.TokenizeRequest | Unreadable, grpc_context: RayServegRPCContext
     ) -> pb.TokenizeResponse:
+        request_id = _named(request, grpc_context)
         try:
             self._accounts.count_request(self._caller(request, grpc_context))
             given, add_special_tokens = tokenize_request(request)
             ids, tokens = await self._router.tokenize(given, add_special_tokens=add_special_tokens)
             return pb.TokenizeResponse(input_ids=ids, tokens=tokens)
         except Exception as error:
-            _fail(error, grpc_context)
+            _fail(error, grpc_context, request_id)
             return pb.TokenizeResponse()
 
     @contextmanager
     def _admitted(
-        self, request: pb.GenerateRequest | Unreadable, context: RayServegRPCContext
+        self, request: pb.GenerateRequest | Unreadable, request_id: str, context: RayServegRPCContext
     ) -> Iterator[tuple[GenerateRequest, Spend]]:
         """What is asked, and who counts its tokens. A refusal is counted here; of all else the router tells."""
         with ExitStack() as stream:
             try:
                 tenant = self._caller(request, context)
                 asked = generate_request(request, traceparent=context.traceparent() or "")
-                asked = replace(asked, request_id=asked.request_id or context.request_id() or "")
+                asked = replace(asked, request_id=request_id)
                 expected = output_tokens(asked, self._settings.default_max_tokens, self._settings.limits)
                 spend = stream.enter_context(self._accounts.stream(tenant, expected))
             except OutriderError as error:
@@ -155,16 +161,28 @@ class RouterDeployment:
         shutdown_tracing()
 
 
-def _fail(error: Exception, context: RayServegRPCContext, num_delivered: int = 0) -> None:
+def _named(request: Message | Unreadable, context: RayServegRPCContext) -> str:
+    """The id of the call, which from now on its trailers tell, however it ends: the caller's own, in the message or
+    else in the metadata; else the one that Serve has made for it, under which Serve logs what is done for the call.
+
+    Before this runs there is none: what HAProxy, gRPC or Serve refuse by themselves (a message over
+    RAY_SERVE_GRPC_MAX_MESSAGE_SIZE, no router, too many calls) has only an id that its caller gave.
+    """
+    given = getattr(request, "request_id", "") or context.request_id()
+    request_id: str = given or dict(context.trailing_metadata()).get("request_id", "") or uuid4().hex
+    context.set_trailing_metadata([request_id_trailer(request_id)])
+    return request_id
+
+
+def _fail(error: Exception, context: RayServegRPCContext, request_id: str, num_delivered: int = 0) -> None:
     """Ends the call with the error's status. Returning, not raising, keeps Serve from adding words of its own."""
     status = status_of(error)
     context.set_code(status.code)
     context.set_details(status.message)
-    trailers = trailers_of(status)
+    trailers = [request_id_trailer(request_id), *trailers_of(status)]
     if num_delivered:
         trailers.append((DELIVERED_TRAILER, str(num_delivered)))
-    if trailers:
-        context.set_trailing_metadata(trailers)
+    context.set_trailing_metadata(trailers)
 
 
 def add_generation_to_server(servicer: Any, server: Any) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import grpc
 
 from engine.errors import OutriderError
+from rpc.errors import RETRY_TRAILER, request_id_in
 
 RESUME_FOR_S = 60.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
@@ -30,11 +32,24 @@ class CallFailed(OutriderError):
     Args:
         code: gRPC status code.
         retry_after_s: seconds after which the server says it has room again; 0 where it says nothing.
+        request_id: by which its trace is found, and which the message ends with; "" where there is none.
     """
 
-    def __init__(self, message: str, code: grpc.StatusCode, retry_after_s: float = 0.0) -> None:
-        self.code, self.retry_after_s = code, retry_after_s
-        super().__init__(message)
+    def __init__(self, message: str, code: grpc.StatusCode, retry_after_s: float = 0.0, request_id: str = "") -> None:
+        self.code, self.retry_after_s, self.request_id = code, retry_after_s, request_id
+        super().__init__(f"{message} (request {request_id})" if request_id else message)
+
+    @classmethod
+    def of(cls, error: Any, sent_id: str = "") -> CallFailed:
+        """What a call's RpcError says.
+
+        Args:
+            error: grpc.RpcError or grpc.aio.AioRpcError.
+            sent_id: the request's, if it went with one: a deadline that passes here, say, comes without trailers.
+        """
+        code, trailers = error.code(), dict(error.trailing_metadata() or ())
+        retry_after_s, request_id = float(trailers.get(RETRY_TRAILER, 0.0)), request_id_in(trailers) or sent_id
+        return CallFailed(error.details() or code.name, code, retry_after_s, request_id)
 
     @property
     def server_is_gone(self) -> bool:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote, unquote
 
 import grpc
 import grpc.aio
@@ -35,7 +36,9 @@ from rpc.pb import session_pb2 as pb
 FIELD_TRAILER = "outrider-field"
 RETRY_TRAILER = "outrider-retry-after-s"
 DELIVERED_TRAILER = "outrider-delivered-tokens"
+REQUEST_ID_TRAILER = "outrider-request-id"
 _MAX_MESSAGE_CHARS = 2000  # a status travels in HTTP/2 headers, which peers limit to 8 KiB
+_MAX_ID_CHARS = 256  # for the same reason; of a longer request id, where one is allowed, the beginning travels
 
 _CODES: dict[type[OutriderError], grpc.StatusCode] = {
     InvalidArgument: grpc.StatusCode.INVALID_ARGUMENT,
@@ -101,6 +104,16 @@ def trailers_of(status: Status) -> list[tuple[str, str]]:
     if status.retry_after_s:
         trailers.append((RETRY_TRAILER, f"{status.retry_after_s:.3f}"))
     return trailers
+
+
+def request_id_trailer(request_id: str) -> tuple[str, str]:
+    """What says which request a call was. A caller may name it in any script, so it is percent-encoded (RFC 3986)."""
+    return REQUEST_ID_TRAILER, quote(request_id[:_MAX_ID_CHARS], safe="/:@+=,")
+
+
+def request_id_in(trailers: Mapping[str, str]) -> str:
+    """The request id that a call's trailers tell; "" where whoever ended it knew none."""
+    return unquote(trailers.get(REQUEST_ID_TRAILER, ""))
 
 
 def error_of(status: Status) -> OutriderError:

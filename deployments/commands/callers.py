@@ -87,5 +87,5 @@ async def _generate(stub: Any, asked: Ask) -> Result:
             pieces.append(response.delta.text)
             token_ids += response.delta.token_ids
     except grpc.aio.AioRpcError as error:
-        raise CallFailed(error.details() or error.code().name, error.code()) from error
+        raise CallFailed.of(error) from error
     raise CallFailed("the server ended the stream without a final message", grpc.StatusCode.DATA_LOSS)

@@ -107,4 +107,6 @@ def summary(result: Result) -> str:
         parts.append(f"{stats.acceptance_rate:.0%} accepted, {stats.mean_acceptance_length:.2f} tokens a round")
     if stats.switched_off_reason:
         parts.append(f"speculation off: {stats.switched_off_reason}")
+    if result.request_id:
+        parts.append(f"request {result.request_id}")
     return " · ".join(parts)

@@ -26,7 +26,10 @@ if _version_not_supported:
 
 
 class GenerationStub:
-    """Missing associated documentation comment in .proto file."""
+    """The metadata of a call may say who calls (`authorization: Bearer KEY`) and of which span (`traceparent`). The trailer
+    `outrider-request-id` (percent-encoded) names the request, also one that was refused or failed, of every call that
+    reached a router; `outrider-field` says which field is wrong, `outrider-retry-after-s` when to come back.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -52,11 +55,15 @@ class GenerationStub:
 
 
 class GenerationServicer:
-    """Missing associated documentation comment in .proto file."""
+    """The metadata of a call may say who calls (`authorization: Bearer KEY`) and of which span (`traceparent`). The trailer
+    `outrider-request-id` (percent-encoded) names the request, also one that was refused or failed, of every call that
+    reached a router; `outrider-field` says which field is wrong, `outrider-retry-after-s` when to come back.
+    """
 
     def Generate(self, request, context):
         """Streams deltas, then exactly one message with `complete`. A call that fails after tokens were delivered says in the
-        trailer `outrider-delivered-tokens` how many, those of `resume_from` included.
+        trailer `outrider-delivered-tokens` how many, those of `resume_from` included. A message with neither says
+        nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -101,7 +108,10 @@ def add_GenerationServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Generation:
-    """Missing associated documentation comment in .proto file."""
+    """The metadata of a call may say who calls (`authorization: Bearer KEY`) and of which span (`traceparent`). The trailer
+    `outrider-request-id` (percent-encoded) names the request, also one that was refused or failed, of every call that
+    reached a router; `outrider-field` says which field is wrong, `outrider-retry-after-s` when to come back.
+    """
 
     @staticmethod
     def Generate(request,

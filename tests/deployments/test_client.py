@@ -44,11 +44,15 @@ class Scripted(pb_grpc.GenerationServicer):
         self.resumed: list[list[int]] = []
         self.left = threading.Event()
         self.credentials: list[str | bytes | None] = []
+        self.request_ids: list[str] = []
+        self.trailers: tuple[tuple[str, str], ...] = ()
 
     def Generate(self, request: pb.GenerateRequest, context: Any) -> Iterator[pb.GenerateResponse]:
         number = len(self.resumed)
         self.credentials.append(dict(context.invocation_metadata()).get("authorization"))
         self.resumed.append(list(request.resume_from))
+        self.request_ids.append(request.request_id)
+        context.set_trailing_metadata(self.trailers)
         deltas, code, details = self.script[number] if number < len(self.script) else (10**6, None, "")
         starts = range(len(request.resume_from), NUM_TOKENS, 3)
         for start in starts[:deltas]:
@@ -130,6 +134,44 @@ def test_what_the_server_says_itself_stands(
     with Client(address) as client, pytest.raises(CallFailed, match=failure[2]) as caught:
         client.generate(Ask(prompt="x"), pieces.append)
     assert (caught.value.code, len(pieces), len(servicer.resumed)) == (failure[1], failure[0], 1)
+
+
+def test_all_calls_of_a_request_go_by_one_id(scripted: tuple[Scripted, str]) -> None:
+    servicer, address = scripted
+    servicer.script = [(1, Code.UNAVAILABLE, "gone")]
+    with Client(address) as client:
+        first, second = client.generate(Ask(prompt="x")), client.generate(Ask(prompt="x"))
+    assert servicer.request_ids == [first.request_id] * 2 + [second.request_id]
+    assert first.as_dict()["request_id"] != second.request_id != ""
+
+
+def test_a_failed_request_tells_its_id(scripted: tuple[Scripted, str], capsys: pytest.CaptureFixture[str]) -> None:
+    """The server's word counts; without one it is that with which the request was sent."""
+    servicer, address = scripted
+    servicer.script = [(0, Code.RESOURCE_EXHAUSTED, "full")] * 2
+    arguments = ["generate", "--prompt", "x", "--address", address]
+    with pytest.raises(SystemExit):
+        cli.main(arguments)
+    assert capsys.readouterr().err == f"error: full (request {servicer.request_ids[0]})\n"
+    servicer.trailers = (("outrider-request-id", "of%20the%20server"),)
+    with pytest.raises(SystemExit):
+        cli.main(arguments)
+    assert capsys.readouterr().err == "error: full (request of the server)\n"
+
+
+def test_a_benchmark_tells_the_id_of_what_failed(scripted: tuple[Scripted, str]) -> None:
+    servicer, address = scripted
+    servicer.script, servicer.trailers = [(0, Code.UNAVAILABLE, "gone")], (("outrider-request-id", "r"),)
+    with Callers(address, 1) as callers, pytest.raises(CallFailed, match=r"gone \(request r\)"):
+        callers.generate([Ask(prompt="x")])
+
+
+def test_a_stream_without_an_end_tells_its_id(scripted: tuple[Scripted, str]) -> None:
+    servicer, address = scripted
+    servicer.script = [(1, None, "")]
+    with Client(address, resume_for_s=0.0) as client, pytest.raises(CallFailed) as caught:
+        client.generate(Ask(prompt="x"))
+    assert [caught.value.request_id] == servicer.request_ids
 
 
 @pytest.mark.parametrize(
@@ -214,6 +256,7 @@ def test_the_deadline_counts_from_the_first_call(scripted: tuple[Scripted, str])
         client.generate(Ask(prompt="x"), timeout_s=0.5)
     assert caught.value.code is Code.DEADLINE_EXCEEDED
     assert len(servicer.resumed) > 1
+    assert {caught.value.request_id} == set(servicer.request_ids), "though no server says it"
 
 
 def test_a_reader_that_raises_is_not_a_broken_stream(scripted: tuple[Scripted, str]) -> None:
@@ -239,12 +282,12 @@ def counting_server(port: int, num_tokens: int) -> Iterator[tuple[subprocess.Pop
 
 
 @contextmanager
-def haproxy(backend: int, folder: Path) -> Iterator[int]:
+def haproxy(backend: int, folder: Path, timeout_client: str = "60s") -> Iterator[int]:
     """HAProxy as Serve puts it before routers: HTTP/2 on both sides. Gives the port it listens on."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         config = folder / "haproxy.cfg"
         config.write_text(
-            "defaults\n mode http\n timeout connect 2s\n timeout client 60s\n timeout server 60s\n"
+            f"defaults\n mode http\n timeout connect 2s\n timeout client {timeout_client}\n timeout server 60s\n"
             f"frontend f\n bind fd@{listener.fileno()} proto h2\n default_backend b\n"
             f"backend b\n server s 127.0.0.1:{backend} proto h2\n"
         )

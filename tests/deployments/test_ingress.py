@@ -1,5 +1,5 @@
-"""Who is let in and counted, and what a failing call says beside its status: which field is wrong, when to come back,
-what was delivered.
+"""Who is let in and counted, and what a call says beside its status: which request it was, and of one that fails which
+field is wrong, when to come back, what was delivered.
 """
 
 from __future__ import annotations
@@ -29,16 +29,19 @@ Code = grpc.StatusCode
 
 
 class FailingRouter:
-    """Delivers deltas, then fails."""
+    """Delivers deltas, then fails, if it is to."""
 
-    def __init__(self, deltas: Sequence[Delta], error: OutriderError) -> None:
+    def __init__(self, deltas: Sequence[Delta], error: Exception | None) -> None:
         self._deltas, self._error = deltas, error
+        self.asked: list[str] = []
 
     async def generate(self, request: GenerateRequest, spend: Spend) -> AsyncGenerator[Event, None]:
+        self.asked.append(request.request_id)
         for delta in self._deltas:
             spend(len(delta.token_ids))
             yield delta
-        raise self._error
+        if self._error is not None:
+            raise self._error
 
 
 class Context:
@@ -79,7 +82,7 @@ class Refusals:
         self.outcomes.append(record.outcome)
 
 
-def ingress(router: Any = None, access: Access | None = None, **limits: int) -> Any:
+def ingress(router: Any = None, access: Access | None = None, *, haproxy: bool = True, **limits: int) -> Any:
     """The deployment without Serve, Ray and models around it."""
     from deployments.ingress import RouterDeployment
 
@@ -92,6 +95,7 @@ def ingress(router: Any = None, access: Access | None = None, **limits: int) -> 
 
     made: Any = Ingress()
     made._router, made._metrics, made._slow_reader_s = router, Refusals(), 30.0
+    made._status_needs_message = not haproxy
     made._settings = RouterConfig(limits=RequestLimits(**limits))
     made._gate, made._accounts = Gate(access or Access(), Clock()), Accounts(Clock())
     return made
@@ -126,7 +130,18 @@ async def test_a_failing_call_says_what_it_delivered(
     request = pb.GenerateRequest(prompt="x", resume_from=resumed)
     replies = [reply async for reply in ingress(FailingRouter(deltas, error)).Generate(request, context)]
     assert [tuple(reply.delta.token_ids) for reply in replies] == [delta.token_ids for delta in deltas]
-    assert (context.code, context.details, context.trailers) == (code, str(error), trailers)
+    expected = {"outrider-request-id": "r", **trailers}
+    assert (context.code, context.details, context.trailers) == (code, str(error), expected)
+
+
+async def test_without_haproxy_a_failure_rides_on_a_message() -> None:
+    """Serve's Python proxy, which is there then, learns the status of a stream with its messages only."""
+    context = Context()
+    made = ingress(FailingRouter([Delta("a", (1,))], Unavailable("gone")), haproxy=False)
+    replies = []
+    async for reply in made.Generate(pb.GenerateRequest(prompt="x"), context):
+        replies.append((reply.request_id, reply.WhichOneof("response"), context.code))
+    assert replies == [("r", "delta", None), ("r", None, Code.UNAVAILABLE)]
 
 
 class GoodRouter:

@@ -60,12 +60,16 @@ def test_keys_and_limits_from_outside(
             grpc.insecure_channel(address) as channel,
         ):
             channel.unary_unary("/ray.serve.RayServeAPIService/Healthz")(b"", timeout=10)
+            with pytest.raises(CallFailed, match=r"not accepted|with a key only") as caught:
+                unknown.model_info()
+            assert caught.value.request_id, "that of a call whose caller gave none"
             assert code_of(unknown) is Code.UNAUTHENTICATED
             assert [code_of(caller), code_of(former), code_of(poor)] == [None] * 3
             with pytest.raises(CallFailed, match="1 tokens a minute are used up") as caught:
                 poor.generate(SHORT)
             assert caught.value.code is Code.RESOURCE_EXHAUSTED
             assert caught.value.retry_after_s > 0
+            assert str(caught.value).endswith(f"(request {caught.value.request_id})")
             write_keys(keys, *entries[:2])
             assert until(lambda: code_of(former) is Code.UNAUTHENTICATED, within_s=30)
             assert code_of(caller) is None
@@ -83,3 +87,6 @@ def _a_caller_that_does_not_read_gives_its_place_up(client: Client) -> None:
         for _ in stream:
             pass
     assert (caught.value.code(), "read nothing for 0.5 s" in caught.value.details()) == (Code.RESOURCE_EXHAUSTED, True)
+    assert dict(caught.value.trailing_metadata())["outrider-request-id"] == "x" * 256, (
+        "as much as trailers have room for"
+    )

@@ -160,7 +160,9 @@ def test_bad_input_names_its_field(refusal: Callable[[pb.GenerateRequest], grpc.
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert error.details().startswith(f"{field}: ")
     assert "Traceback" not in error.details()
-    assert dict(error.trailing_metadata())["outrider-field"] == field
+    trailers = dict(error.trailing_metadata())
+    assert trailers["outrider-field"] == field
+    assert trailers["outrider-request-id"] == trailers["request_id"] != "", "the one that Serve made"
 
 
 def test_bytes_that_are_no_text_name_their_field(system: System) -> None:
@@ -170,6 +172,7 @@ def test_bytes_that_are_no_text_name_their_field(system: System) -> None:
             list(call(b"\x12\x02\xff\xfe", timeout=10))
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert caught.value.details().startswith("prompt: ")
+    assert dict(caught.value.trailing_metadata())["outrider-request-id"]
 
 
 def test_engines_answer_health_checks_and_so_does_the_ingress(system: System) -> None:

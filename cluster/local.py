@@ -120,6 +120,8 @@ def _settings(cluster: LocalCluster, folder: Path) -> dict[str, str]:
         # A connection to a router for each stream: on one that is shared, a caller that stops reading stops all others,
         # whoever they are (HAProxy 2.8 reads no further than what it cannot pass on).
         "RAY_SERVE_HAPROXY_H2_BE_MAX_CONCURRENT_STREAMS": "1",
+        # A caller that takes nothing of what waits for it loses its call after so long. A silent stream is not counted.
+        "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": "300",
         # Of a request, refused before it is read: gRPC's own limit here is 2 GiB.
         "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(16 << 20),
         # Whenever a replica comes or goes a new HAProxy takes over; the old one has so long for the streams it serves.

@@ -4,6 +4,13 @@ Nothing is buffered for it here: the next event is only made when the transport 
 transport takes so much and no more (HTTP/2 windows of the caller, of HAProxy and of gRPC). So a caller that stops
 reading stops its own session; this module bounds for how long it may keep the session, and with it KV blocks and a
 place among those that run.
+
+It does not end the call, for a server on grpc.aio cannot. The status waits behind the message that nobody takes:
+`abort` from another task returns when the caller has read on, and not before. A task that serves a call and is
+cancelled leaves the call without any status. What would reset the stream, `cancel` of gRPC's core, grpc.aio gives to
+clients only; and Serve hands us a copy of the context, so that under it there is nothing to abort. What ends the call
+is HAProxy, once its `timeout client` has passed without a byte taken. A stream that is silent because nothing is there
+to take outlasts that.
 """
 
 from __future__ import annotations
@@ -28,7 +35,7 @@ async def cut_off_slow_reader(
     """The same events. One that nobody takes for `limit_s` ends `events` with SlowReader, which frees what they hold.
 
     Whoever reads on after that gets what is on its way already, and is told then. Whoever never does leaves a call
-    without a session open until its connection ends; how many of those it may have is for `router.access` to say.
+    without a session open until HAProxy ends it; how many of those it may have is for `router.access` to say.
 
     Args:
         events: closed with this generator.

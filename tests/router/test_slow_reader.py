@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, suppress
+from contextlib import AsyncExitStack, aclosing, suppress
+from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
 
+from deployments.resuming import CallFailed
 from engine.errors import SlowReader, Unavailable
 from router.events import Delta, Event
 from router.slow_reader import cut_off_slow_reader
 from rpc.errors import ErrorInterceptor
 from rpc.pb import generation_pb2 as pb
 from rpc.pb import generation_pb2_grpc as pb_grpc
+from tests.deployments.test_client import haproxy
 
 LIMIT_S = 30.0
 
@@ -180,3 +183,40 @@ async def test_a_client_that_stops_reading_over_real_grpc() -> None:
             assert "read nothing for 0.2 s" in await call.details()
     finally:
         await server.stop(None)
+
+
+async def test_haproxy_ends_the_call_of_a_client_that_never_reads_on(tmp_path: Path) -> None:
+    """And with it what the server keeps for the call; one that only has nothing to read outlasts the same timeout."""
+    source, left = Source(), asyncio.Event()
+
+    class Servicer(pb_grpc.GenerationServicer):
+        async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateResponse]:
+            yield pb.GenerateResponse()
+            if request.prompt == "quiet":
+                await left.wait()
+                return
+            context.add_done_callback(lambda _: left.set())
+            clock = asyncio.get_running_loop().time
+            async with aclosing(cut_off_slow_reader(source.events(100_000), 0.1, clock)) as events:
+                async for event in events:
+                    assert isinstance(event, Delta)
+                    yield pb.GenerateResponse(delta=pb.Delta(text=event.text))
+
+    server = grpc.aio.server(interceptors=[ErrorInterceptor()])
+    pb_grpc.add_GenerationServicer_to_server(Servicer(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(server.stop, None)
+        proxy = stack.enter_context(haproxy(port, tmp_path, timeout_client="1s"))
+        calls = []
+        for prompt in ("quiet", "stuck"):
+            options = [("grpc.use_local_subchannel_pool", 1)]  # each on a connection of its own, like two callers
+            channel = await stack.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{proxy}", options))
+            calls.append(pb_grpc.GenerationStub(channel).Generate(pb.GenerateRequest(prompt=prompt)))
+            await calls[-1].read()
+        await asyncio.wait_for(left.wait(), 30.0)
+        assert isinstance(source.ended_by, SlowReader), "the session had ended before"
+        failure = CallFailed(await calls[1].details(), await calls[1].code())
+        assert failure.server_is_gone, "so that our own client resumes"
+        assert await calls[0].code() is grpc.StatusCode.OK

@@ -270,7 +270,7 @@ class Speculator:
 
     def _round_span(self, plan: RoundPlan, state: State) -> Span | None:
         if self._span is None or not self._span.is_recording():
-            return None
+            return self._span  # of a request that is not sampled: nor is what draft and target do for it
         attributes: dict[str, str | int | float] = {
             "outrider.base_length": state.length,
             "outrider.drafter": plan.drafter,

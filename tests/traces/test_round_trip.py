@@ -12,7 +12,7 @@ from router.policy import SpeculationControl
 from router.requests import GenerateRequest, RawPrompt
 from rpc import tracing
 from tests.rounds.emulated import emulated_system
-from tests.rounds.test_failover import NUM_TOKENS, Fleet, request, run
+from tests.rounds.test_failover import NUM_TOKENS, Fleet, request
 from tests.rounds.test_running_ahead import AHEAD, prompts
 from tests.traces.conftest import Cli, assert_adds_up, assert_one_trace, everything_said, read_back, spans_of
 from tests.traces.receiver import TRACE, TRACEPARENT, Receiver
@@ -51,11 +51,19 @@ async def test_plain_decoding_is_a_stretch_and_its_tokens_are_counted(
     assert [each["what"] for each in found["happenings"]] == ["speculation off: request"]
 
 
+async def test_of_a_request_that_is_not_sampled_nobody_makes_a_span(receiver: Receiver, tmp_path: Path) -> None:
+    async with emulated_system(tmp_path / "model", AHEAD) as system:
+        _, end = await system.ask(prompts(1)[0], 40, traceparent=f"{TRACEPARENT[:-2]}00")
+    tracing.shutdown_tracing()
+    assert end.speculation.draft_tokens > 0
+    assert not receiver.path.exists()
+
+
 @pytest.mark.parametrize("way", ["chain", "plain", "ngram"])
 async def test_a_failover_stays_in_the_trace(receiver: Receiver, outrider: Cli, fleet: Fleet, way: str) -> None:
     await fleet.add("b")
     asked = request(way, request_id="survivor", traceparent=TRACEPARENT)
-    ids, end = await run(fleet.router(), asked, 23, fleet.lose)
+    ids, end = await fleet.run_and_lose(fleet.router(), asked, 23)
     assert (len(ids), end.failovers) == (NUM_TOKENS, 1)
     found = read_back(outrider, receiver, "survivor")
     assert_one_trace(receiver.path)
@@ -70,7 +78,7 @@ async def test_a_request_that_found_no_target_any_more_is_told_too(
     receiver: Receiver, outrider: Cli, fleet: Fleet
 ) -> None:
     with pytest.raises(Unavailable):
-        await run(fleet.router(wait_s=0.0), request("chain", request_id="stranded"), 5, fleet.lose)
+        await fleet.run_and_lose(fleet.router(wait_s=0.0), request("chain", request_id="stranded"), 5)
     found = read_back(outrider, receiver, "stranded")
     assert (found["outcome"], found["completion_tokens"], found["failovers"]) == ("Unavailable", None, 1)
     assert sum(found["breakdown_ms"].values()) == pytest.approx(found["duration_ms"], abs=0.01)

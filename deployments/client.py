@@ -43,6 +43,7 @@ class Ask:
         run_ahead: let the draft draft on while its proposal is verified.
         workload: class of the request, one of the server's; "" for none in particular.
         smooth_stream: tokens come one by one, evenly over the time of a round, instead of several at a time.
+        request_id: by which the server knows it; "" for one made here.
         sampling: fields of pb.SamplingParams by name.
     """
 
@@ -56,6 +57,7 @@ class Ask:
     run_ahead: bool = True
     workload: str = ""
     smooth_stream: bool = False
+    request_id: str = ""
     sampling: Mapping[str, Any] | None = None
 
     def to_pb(self) -> pb.GenerateRequest:
@@ -83,10 +85,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A finished request: all its text and ids, what the server said at the end, and how often it was resumed.
-
-    `request_id` finds its trace; "" where whoever asked has given it none.
-    """
+    """A finished request: all its text and ids, what the server said at the end, and how often it was resumed."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -167,7 +166,7 @@ class Stream:
     """The replies to one request, each once, over as many calls as it takes. Iterate once; `cancel` to end early.
 
     Attributes:
-        request_id: of all its calls, made here so that it is known too of a call that no server ends.
+        request_id: of all its calls, known here so that it is known too of a call that no server ends.
         token_ids: delivered so far.
         resumes: calls after the first.
     """
@@ -176,7 +175,7 @@ class Stream:
         self._client, self._ask, self._patience = client, ask, patience
         self._give_up_at = math.inf if timeout_s is None else time.monotonic() + timeout_s
         self._call: Any = None
-        self.request_id = uuid4().hex
+        self.request_id = ask.request_id or uuid4().hex
         self.token_ids: list[int] = []
         self.resumes = 0
 

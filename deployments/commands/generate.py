@@ -43,6 +43,9 @@ def generate(
         list[str] | None, typer.Option(help="Text that ends the output; may be given several times.")
     ] = None,
     ignore_eos: Annotated[bool, typer.Option(help="Go on past the end-of-sequence token.")] = False,
+    request_id: Annotated[
+        str, typer.Option(help="What replies, logs and its trace call it; made up if not given.")
+    ] = "",
     timeout: Annotated[float | None, typer.Option(help="Seconds after which to give up.")] = None,
     address: Annotated[
         str | None,
@@ -68,6 +71,7 @@ def generate(
         max_draft_tokens=max_draft_tokens,
         workload=workload,
         smooth_stream=smooth_stream,
+        request_id=request_id,
         sampling={name: value for name, value in chosen.items() if value is not None},
     )
     with Client(address or default_address(), api_key=api_key) as client:

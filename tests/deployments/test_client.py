@@ -141,7 +141,8 @@ def test_all_calls_of_a_request_go_by_one_id(scripted: tuple[Scripted, str]) -> 
     servicer.script = [(1, Code.UNAVAILABLE, "gone")]
     with Client(address) as client:
         first, second = client.generate(Ask(prompt="x")), client.generate(Ask(prompt="x"))
-    assert servicer.request_ids == [first.request_id] * 2 + [second.request_id]
+        client.generate(Ask(prompt="x", request_id="trace-mine"))
+    assert servicer.request_ids == [first.request_id] * 2 + [second.request_id, "trace-mine"]
     assert first.as_dict()["request_id"] != second.request_id != ""
 
 

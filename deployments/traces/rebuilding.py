@@ -71,8 +71,8 @@ def _the_request(spans: Sequence[Span], wanted: Wanted, source: str) -> Span:
             "running, or was not sampled, or its router's spans were lost"
         )
     raise NoSuchRequest(
-        f"{source} has no request {wanted.text}; traced requests arrive seconds after they end, through a collector that "
-        "samples a minute later, and not all of them"
+        f"{source} has no request {wanted.text}; traced requests arrive seconds after they end, through a collector "
+        "that samples a minute later, and not all of them"
     )
 
 

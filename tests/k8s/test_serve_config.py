@@ -9,7 +9,7 @@ import yaml
 
 from deployments.config import OutriderConfig
 from deployments.config_file import parse_config
-from tests.k8s.manifests import K8S, OVERLAYS, Pod, built, pods, ray_service
+from tests.k8s.manifests import K8S, OVERLAYS, Pod, built, of_kind, pods, ray_service
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's own, at import
 
@@ -92,8 +92,13 @@ def test_models_come_from_the_image_or_from_the_volume(overlay: str) -> None:
     from deployments.models import DEFAULT_DRAFT, DEFAULT_TARGET
 
     config = configuration(overlay)
-    for engine in (config.target, config.draft):
-        assert engine.model in (DEFAULT_TARGET, DEFAULT_DRAFT) or engine.model.startswith("/models/")
+    from_image = [engine.model in (DEFAULT_TARGET, DEFAULT_DRAFT) for engine in (config.target, config.draft)]
+    from_volume = [engine.model.startswith("/models/") for engine in (config.target, config.draft)]
+    assert all(from_image) or all(from_volume)
+    assert bool(of_kind(built(f"overlays/{overlay}"), "PersistentVolumeClaim")) == all(from_volume)
+    for pod in pods(built(f"overlays/{overlay}")):
+        mounted = {mount["name"]: mount["mountPath"] for mount in pod.containers[0]["volumeMounts"]}
+        assert mounted.get("models") == ("/models" if all(from_volume) and pod.name in worker_pods(overlay) else None)
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)

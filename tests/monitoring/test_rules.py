@@ -35,7 +35,8 @@ def test_an_alert_says_what_it_is_about(alert: dict[str, Any]) -> None:
     assert alert["labels"]["severity"] in ("warning", "critical")
     assert {"summary", "description", "runbook_url"} <= alert["annotations"].keys()
     page, _, anchor = alert["annotations"]["runbook_url"].partition("#")
-    assert f"## {anchor.capitalize()}\n" in (ROOT / page).read_text()
+    section = (ROOT / page).read_text().partition(f"## {anchor.capitalize()}\n")[2].partition("\n## ")[0]
+    assert f"| `{alert['alert']}` |" in section
     assert ("degrade" in alert["labels"]) == ("degrade" in alert["annotations"])
 
 

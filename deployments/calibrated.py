@@ -1,9 +1,13 @@
-"""Owns the files that `outrider calibrate` leaves: a profile that emulates the pair, and its classes of requests."""
+"""Owns the files that `outrider calibrate` leaves: a profile that emulates the pair, and its classes of requests.
+
+What the policy is to begin with, `workloads` and `costs`, stands in the profile's section `speculation`.
+"""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +20,10 @@ from deployments.config import Engine, OutriderConfig
 from deployments.config_file import parse_config
 from engine.info import EngineInfo
 from router.acceptance import DRAFT_MODEL
+from router.costs import CostDefaults
 
 PROFILE, WORKLOADS = "profile.yaml", "workloads.yaml"
+_DIGITS = 4
 
 
 def write(
@@ -64,9 +70,23 @@ def profile_of(
         "emulation": emulation,
         "target": _section(config.target, target),
         "draft": _section(config.draft, draft),
-        "speculation": {"drafters": [DRAFT_MODEL], "max_draft_tokens": config.speculation.max_draft_tokens},
+        "speculation": {
+            "drafters": [DRAFT_MODEL],
+            "max_draft_tokens": config.speculation.max_draft_tokens,
+            "costs": costs_of(calibration),
+        },
         "router": {"max_concurrent": config.router.max_concurrent},
     }
+
+
+def costs_of(calibration: Calibration) -> dict[str, float]:
+    """For `speculation.costs`: a round of one session that waits for a proposal of middle length takes as long as it
+    does in the simulator.
+    """
+    load = calibration.setup().load(1)
+    verify_s = load.target.seconds(1, 1 + (calibration.max_draft_tokens + 1) // 2)
+    costs = CostDefaults.measured(verify_s, load.draft.seconds(1, 1), load.wait_s + load.gap_s)
+    return {name: float(f"{seconds:.{_DIGITS}g}") for name, seconds in asdict(costs).items()}
 
 
 def simulate_command(folder: Path, calibration: Calibration) -> str:

@@ -13,13 +13,17 @@ from pydantic import Field, field_validator, model_validator
 from bench.emulated_model import EMULATED
 from bench.emulation import Emulation
 from deployments.access_config import Access
-from deployments.workloads import Probability, Workload, Workloads, read_workloads
+from deployments.workloads import Probability, Workloads, read_workloads
 from deployments.yaml_file import Section
+from router.costs import CostDefaults
 
 Dtype = Literal["bfloat16", "float16", "float32"]
 DrafterName = Literal["draft_model", "ngram"]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Count = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+
+_ASSUMED = CostDefaults()
 
 
 class KVCache(Section):
@@ -135,6 +139,23 @@ class Draft(Engine):
     """Fixed forward shapes. Off: what a draft proposes never changes what the target outputs."""
 
 
+class Costs(Section):
+    """What a round takes, as the policy assumes it until it has seen rounds. `outrider calibrate` measures it.
+
+    Give all three or none: what counts at first is how they compare.
+    """
+
+    verify_s: Seconds = _ASSUMED.verify_s
+    """Seconds of a forward of the target."""
+    draft_token_s: Seconds = _ASSUMED.draft_token_s
+    """Seconds of the draft for each token it proposes."""
+    overhead_s: Seconds = _ASSUMED.overhead_s
+    """Seconds of a round beside its forward; one that waits for the draft takes half as much again."""
+
+    def as_defaults(self) -> CostDefaults:
+        return CostDefaults(**self.model_dump())
+
+
 class Speculation(Section):
     """When and how far to speculate. A request may ask for less, never for more."""
 
@@ -155,8 +176,10 @@ class Speculation(Section):
     """Least chance of its first draft token for a drafter to be asked; below it speculation is off with reason
     `acceptance`, and probed again later."""
     workloads: Workloads | None = None
-    """Path of a file with the classes of requests and what acceptance to expect of each; unset takes the packaged one,
-    deployments/workloads.yaml."""
+    """The classes of requests and what acceptance to expect of each: the path of a file, or what such a file holds;
+    unset takes the packaged one, deployments/workloads.yaml."""
+    costs: Costs = Costs()
+    """What a round takes, as it is assumed at first."""
 
     @field_validator("workloads", mode="before")
     @classmethod
@@ -164,8 +187,8 @@ class Speculation(Section):
         """Read where the configuration is, so that routers on other machines need no such file."""
         if isinstance(given, str):
             return read_workloads(given)
-        if isinstance(given, dict) and not all(isinstance(each, Workload) for each in given.values()):
-            raise ValueError("give the path of a file")
+        if given is not None and not isinstance(given, dict):
+            raise ValueError(f"give the path of a file, or its content, found {given!r}")
         return given
 
 

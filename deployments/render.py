@@ -75,8 +75,14 @@ def serve_config(given: Any, source: str) -> dict[str, Any]:
 
 
 def _placed(given: Mapping[str, Any], config: OutriderConfig) -> dict[str, Any]:
-    """What was given, with a place for each kind of replica: the resource that only its worker group offers."""
+    """What was given, with a place for each kind of replica: the resource that only its worker group offers.
+
+    Of a workload file the content travels.
+    """
     placed = dict(given)
+    if config.speculation.workloads is not None:
+        classes = {name: each.model_dump(mode="json") for name, each in config.speculation.workloads.items()}
+        placed["speculation"] = {**given["speculation"], "workloads": classes}
     sections: dict[str, Engine | Router] = {"target": config.target, "router": config.router}
     if config.draft.has_replicas:
         sections["draft"] = config.draft
@@ -92,5 +98,3 @@ def _check_fits_kubernetes(config: OutriderConfig, source: str) -> None:
         raise ConfigError(f"{source}: server.host: nobody outside a Pod reaches {config.server.host}; give 0.0.0.0")
     if not config.server.haproxy:
         raise ConfigError(f"{source}: server.haproxy: k8s/base/ray.env decides that, for all Pods; leave it out")
-    if config.speculation.workloads is not None:
-        raise ConfigError(f"{source}: speculation.workloads: a file beside the configuration does not travel with it")

@@ -31,6 +31,7 @@ def router_config(config: OutriderConfig) -> RouterConfig:
         sessions=SessionConfig(
             drafters=drafters if speculation.enabled else (),
             max_draft_tokens=speculation.max_draft_tokens,
+            costs=speculation.costs.as_defaults(),
             batch_weight=speculation.batch_weight,
             workloads={name: workload.draft_acceptance for name, workload in workloads.items()},
             policy=policy,

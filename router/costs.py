@@ -10,6 +10,7 @@ from engine.proposal import Verdict
 _FORGET = 0.998  # a round; halves in 350
 _TO_TARGET_S = 0.001  # from router to target, and a little to spare
 _LEAST_AHEAD = 0.25  # of a verification
+_WAIT_SHARE = 0.5  # of the overhead of a round; what waiting for the draft is assumed to add to it
 _TICK = 1e-6  # seconds; nothing measures as free, so that speeds stay finite
 
 
@@ -52,11 +53,31 @@ class Allowance:
 
 @dataclass(frozen=True, slots=True)
 class CostDefaults:
-    """Seconds assumed before anything was measured; only their proportions matter."""
+    """Seconds assumed before anything was measured; until then only their proportions matter.
+
+    Attributes:
+        verify_s: of a forward of the target, whatever its rows.
+        draft_token_s: of each token that the draft proposes.
+        overhead_s: beside its verification, of a round; if it waits for the draft, half as much again.
+    """
 
     verify_s: float = 0.040
     draft_token_s: float = 0.003
     overhead_s: float = 0.002
+
+    @property
+    def draft_wait_s(self) -> float:
+        """Of a round that waits for the draft, what is neither the device's time nor `overhead_s`."""
+        return self.overhead_s * _WAIT_SHARE
+
+    @classmethod
+    def measured(cls, verify_s: float, draft_token_s: float, waiting_s: float) -> CostDefaults:
+        """Those with which a round that waits for the draft takes as long as it was seen to.
+
+        Args:
+            waiting_s: of such a round, what is neither verifying nor drafting.
+        """
+        return cls(max(verify_s, _TICK), max(draft_token_s, _TICK), max(waiting_s / (1.0 + _WAIT_SHARE), _TICK))
 
 
 class CostModel:
@@ -78,7 +99,7 @@ class CostModel:
         self._queue = MovingAverage(0.0)
         self._gap = MovingAverage(0.0)
         self._draft_token = MovingAverage(defaults.draft_token_s)
-        self._draft_wait = MovingAverage(defaults.overhead_s / 2)
+        self._draft_wait = MovingAverage(defaults.draft_wait_s)
         self._ahead_reserves = {False: Allowance(), True: Allowance()}  # by whether the draft was asked for a proposal
         self._hits = MovingAverage(0.0, weight=0.05)
 

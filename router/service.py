@@ -95,7 +95,7 @@ class Router:
         self._tokenizer, self._config, self._clock = tokenizer, config, clock
         self._observer = observer or NoObserver()
         priors = AcceptancePriors(config.sessions.workloads)
-        costs = CostModel(batch_weight=config.sessions.batch_weight)
+        costs = CostModel(config.sessions.costs, config.sessions.batch_weight)
         self._shared = Shared(peers, clock, config.sessions, costs, priors, self._observer)
         self._admission = Admission(config.max_concurrent, config.max_queued, clock)
 

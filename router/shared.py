@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from router.acceptance import AcceptancePriors
-from router.costs import CostModel
+from router.costs import CostDefaults, CostModel
 from router.draft_link import DraftLinkConfig
 from router.events import NoObserver, Observer
 from router.ngram import NgramConfig
@@ -23,12 +23,14 @@ class SessionConfig:
     Attributes:
         drafters: drafters that may be used at all; none switches speculation off for every request.
         max_draft_tokens: most draft tokens of one round, whatever the target would verify.
+        costs: what the cost model assumes before it has measured.
         batch_weight: of the cost model.
         workloads: for each class of request that one may name, what acceptance to expect (see AcceptancePriors).
     """
 
     drafters: tuple[str, ...] = DRAFTERS
     max_draft_tokens: int = 64
+    costs: CostDefaults = field(default_factory=CostDefaults)
     batch_weight: float = 1.0
     workloads: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     policy: PolicyConfig = field(default_factory=PolicyConfig)

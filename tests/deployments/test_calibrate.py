@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from bench.calibration import Calibration, Ranks
 from bench.emulation import DeviceTimes
@@ -19,8 +20,10 @@ from deployments.commands import calibrate as command
 from deployments.commands.calibrate import Measured, plan_of
 from deployments.config import OutriderConfig
 from deployments.config_file import load_config, parse_config
+from deployments.router_settings import router_config
 from deployments.workloads import read_workloads
 from engine.info import EngineInfo
+from router.costs import CostModel
 
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -71,6 +74,19 @@ def test_the_files_are_read_as_what_was_written(tmp_path: Path) -> None:
     expected = {"code": (0.6, 0.5), "tool": (0.7,)}
     assert {name: each.draft_acceptance for name, each in read_workloads(workloads).items()} == expected
     assert read.speculation.workloads == read_workloads(workloads)
+
+
+@pytest.mark.parametrize("size", [1, 4, 7])
+def test_the_policy_begins_with_the_rounds_that_were_measured(tmp_path: Path, size: int) -> None:
+    config = load_config("demo")
+    profile, _ = calibrated.write(tmp_path, "a pair.", CALIBRATION, config, (INFO, INFO))
+    section = yaml.safe_load(profile.read_text())["speculation"]
+    mine = {"speculation": {name: section[name] for name in ("costs", "workloads")}}
+    sessions = router_config(parse_config(mine, "mine")).sessions
+    load = CALIBRATION.setup().load(1)
+    measured_s = waiting(load, CALIBRATION.rates, size).round_s
+    assert CostModel(sessions.costs).drafted_round_s(size, size) == pytest.approx(measured_s, rel=0.01)
+    assert sessions.workloads == {"code": (0.6, 0.5), "tool": (0.7,)}
 
 
 def test_without_classes_all_prompts_are_one() -> None:

@@ -82,7 +82,25 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         parse_config({"speculation": {"workloads": str(tmp_path / "nowhere.yaml")}}, "test")
 
 
-@pytest.mark.parametrize("given", [{"code": {"draft_acceptance": [0.5]}}, 7])
-def test_what_is_no_path_is_refused(given: object) -> None:
-    with pytest.raises(ConfigError, match=r"test: speculation\.workloads: "):
+def test_what_a_file_would_hold_may_stand_in_its_place() -> None:
+    config = parse_config({"speculation": {"workloads": {"legal": {"draft_acceptance": [0.7, 1]}}}}, "test")
+    assert router_config(config).sessions.workloads == {"legal": (0.7, 1.0)}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (7, "speculation.workloads: give the path of a file, or its content, found 7"),
+        (["code"], "speculation.workloads: give the path of a file, or its content, found ['code']"),
+        ({"code": 0.8}, "speculation.workloads.code: input should be a valid dictionary"),
+        ({"code": {"draft_acceptance": [2]}}, "speculation.workloads.code.draft_acceptance.0: input should be less"),
+        (
+            {"code": {"draft_aceptance": [0.8]}},
+            "speculation.workloads.code.draft_aceptance: unknown key; did you mean `draft_acceptance`?",
+        ),
+    ],
+)
+def test_what_is_neither_a_path_nor_its_content_is_refused(given: object, expected: str) -> None:
+    with pytest.raises(ConfigError) as caught:
         parse_config({"speculation": {"workloads": given}}, "test")
+    assert str(caught.value).startswith(f"test: {expected}")

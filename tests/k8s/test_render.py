@@ -46,15 +46,10 @@ def test_what_was_given_is_not_changed() -> None:
     [
         ({}, "server.host: nobody outside a Pod reaches 127.0.0.1"),
         ({"server": {**SERVER, "haproxy": False}}, "server.haproxy: k8s/base/ray.env decides"),
-        ({"speculation": {"workloads": "WORKLOADS"}, "server": SERVER}, "speculation.workloads: a file"),
         ({"targt": {}}, "targt: unknown key; did you mean `target`?"),
     ],
 )
 def test_what_could_not_work_is_refused(given: dict[str, object], field: str) -> None:
-    from deployments.config_file import CONFIGS
-
-    workloads = str(CONFIGS.parent / "workloads.yaml")
-    given = yaml.safe_load(yaml.safe_dump(given).replace("WORKLOADS", workloads))
     with pytest.raises(ConfigError) as caught:
         rendered(given)
     assert str(caught.value).startswith(f"test.yaml: {field}")

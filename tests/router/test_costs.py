@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.proposal import State, Verdict
-from router.costs import Allowance, CostModel
+from router.costs import Allowance, CostDefaults, CostModel
 
 
 def verdict(num_proposed: int, forward_s: float, rows: int | None = None) -> Verdict:
@@ -21,6 +21,13 @@ def test_a_forward_takes_what_its_rows_take() -> None:
             costs.saw_forward(verdict(size, 0.020 + 0.001 * size))
     assert costs.verify_s(0) == costs.plain_s == pytest.approx(0.020, rel=0.02)
     assert costs.verify_s(3) == pytest.approx(0.023, rel=0.02)
+
+
+def test_a_measured_round_is_assumed_to_take_what_it_took() -> None:
+    costs = CostModel(CostDefaults.measured(verify_s=0.020, draft_token_s=0.002, waiting_s=0.003))
+    assert costs.drafted_round_s(4, 4.0) == pytest.approx(0.020 + 4 * 0.002 + 0.003)
+    free = CostDefaults.measured(0.020, 0.0, 0.0)
+    assert min(free.draft_token_s, free.overhead_s) > 0.0
 
 
 def test_in_a_batch_every_session_counts_with_what_all_of_them_do() -> None:

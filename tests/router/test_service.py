@@ -10,7 +10,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from engine.errors import DeadlineExceeded, EngineFault, InvalidArgument, Overloaded, Unavailable
 from engine.sampling import SamplingParams
-from router.events import Complete, Delta, RequestRecord
+from router.costs import CostDefaults
+from router.events import Complete, Delta, RequestRecord, RoundRecord
 from router.peers import PeerSet
 from router.policy import SpeculationControl
 from router.requests import Chat, ChatMessage, GenerateRequest, Input, RawPrompt, TokenIds
@@ -27,10 +28,12 @@ HELLO = GenerateRequest(RawPrompt("hello fox"))
 class Recorder:
     def __init__(self) -> None:
         self.rounds = 0
+        self.proposed: list[int] = []
         self.requests: list[RequestRecord] = []
 
-    def round_finished(self, record: object) -> None:
+    def round_finished(self, record: RoundRecord) -> None:
         self.rounds += 1
+        self.proposed.append(record.num_proposed)
 
     def request_finished(self, record: RequestRecord) -> None:
         self.requests.append(record)
@@ -45,6 +48,7 @@ class Served:
         window: int = 512,
         failover_wait_s: float = 0.0,
         workloads: dict[str, tuple[float, ...]] | None = None,
+        costs: CostDefaults | None = None,
         **config: Any,
     ) -> None:
         self.clock, self.recorder, self.peers = VirtualClock(), Recorder(), PeerSet()
@@ -53,7 +57,8 @@ class Served:
         self.draft = FakeDraft(engine_info("small", vocab_size, 64), agreeing(model, 60, vocab_size), self.clock)
         self.peers.targets.replace({"a": self.target})
         self.peers.drafts.replace({"b": self.draft})
-        sessions = SessionConfig(workloads=workloads or {}, target_link=TargetLinkConfig(failover_wait_s))
+        link = TargetLinkConfig(failover_wait_s)
+        sessions = SessionConfig(costs=costs or CostDefaults(), workloads=workloads or {}, target_link=link)
         settings = RouterConfig(version="1.2", sessions=sessions, **config)
         self.router = Router(tokenizer, self.peers, settings, self.recorder, self.clock)
 
@@ -101,6 +106,17 @@ async def test_a_request_speculates_as_is_expected_of_its_class(tokenizer: Token
         by_class[workload] = complete.speculation
     assert by_class["hopeless"].draft_tokens == 0
     assert by_class["certain"].mean_num_speculative_tokens > 3
+
+
+async def test_the_first_proposal_is_as_long_as_pays_with_the_costs_that_were_given(tokenizer: Tokenizer) -> None:
+    asked = replace(HELLO, speculation=SpeculationControl(drafter="draft_model"), max_tokens=16)
+    first = []
+    for draft_token_s in (1e-5, 1.0):
+        served = Served(tokenizer, costs=CostDefaults(draft_token_s=draft_token_s))
+        await generate(served, asked)
+        first.append(next(filter(None, served.recorder.proposed)))
+    cheap, dear = first
+    assert dear == 1 < cheap
 
 
 @pytest.mark.parametrize("stop", [(), ("the",), ("e", "q")])

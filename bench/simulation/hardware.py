@@ -32,18 +32,24 @@ class Gpu:
     flops: float
     link: float
 
-    def slice(self, name: str, compute_slices: int, memory_slices: int) -> Gpu:
-        """A MIG instance: so many sevenths of the SMs that MIG leaves, so many eighths of the memory.
+    def slices(self, multiprocessors: int, *profiles: tuple[str, int, int]) -> tuple[Gpu, ...]:
+        """Its MIG instances. They cannot reach each other directly, so a model cannot be spread over them.
 
-        For A100 (NVIDIA, Multi-Instance GPU User Guide, "Supported MIG Profiles"). Instances cannot reach each other
-        directly, so a model cannot be spread over them.
+        Args:
+            multiprocessors: of the whole GPU.
+            profiles: name, multiprocessors and eighths of the memory of each.
         """
-        share = memory_slices / 8
-        flops = self.flops * _MIG_SMS * compute_slices / 7
-        return Gpu(f"{self.name}-{name}", self.memory_bytes * share, self.bandwidth * share, flops, 0.0)
+        return tuple(
+            Gpu(
+                f"{self.name}-{name}",
+                self.memory_bytes * eighths / 8,
+                self.bandwidth * eighths / 8,
+                self.flops * its / multiprocessors,
+                0.0,
+            )
+            for name, its, eighths in profiles
+        )
 
-
-_MIG_SMS = 98 / 108  # 14 multiprocessors for each of seven instances, of an A100's 108
 
 # NVIDIA H100 data sheet: SXM 80 GB, 3.35 TB/s, 1,979 TFLOPS bf16 with sparsity.
 _H100 = Gpu("h100-80gb", 80e9, 3.35e12, 989.5e12, _NVLINK_4)
@@ -69,14 +75,11 @@ _ALL = (
     Gpu("a10", 24e9, 0.6e12, 125e12, _PCIE_4),
     # NVIDIA Ada GPU architecture white paper, GeForce RTX 4090: 24 GB, 1,008 GB/s, 165.2 TFLOPS bf16 (330.4).
     Gpu("rtx-4090", 24e9, 1.008e12, 165.2e12, _PCIE_4),
-    # MIG User Guide, A100 profiles: compute slices of 7, memory slices of 8.
-    _A100_40.slice("1g.5gb", 1, 1),
-    _A100_40.slice("2g.10gb", 2, 2),
-    _A100_40.slice("3g.20gb", 3, 4),
-    _A100_40.slice("4g.20gb", 4, 4),
-    _A100_80.slice("1g.10gb", 1, 1),
-    _A100_80.slice("2g.20gb", 2, 2),
-    _A100_80.slice("3g.40gb", 3, 4),
+    # Memory: NVIDIA, Multi-Instance GPU User Guide, "Supported MIG Profiles". Multiprocessors: the column SM of
+    # `nvidia-smi mig -lgip` on each. Of an H100, three slices have more than three times the 16 of one.
+    *_A100_40.slices(108, ("1g.5gb", 14, 1), ("2g.10gb", 28, 2), ("3g.20gb", 42, 4), ("4g.20gb", 56, 4)),
+    *_A100_80.slices(108, ("1g.10gb", 14, 1), ("2g.20gb", 28, 2), ("3g.40gb", 42, 4), ("4g.40gb", 56, 4)),
+    *_H100.slices(132, ("1g.10gb", 16, 1), ("2g.20gb", 32, 2), ("3g.40gb", 60, 4), ("4g.40gb", 64, 4)),
 )
 
 GPUS: Mapping[str, Gpu] = {gpu.name: gpu for gpu in _ALL}

@@ -13,9 +13,28 @@ from bench.simulation.names import pick
 from engine.errors import InvalidArgument
 from engine.settings import Dtype
 from engine.sizes import DTYPE_BYTES, ModelSizes, read_model_config
+from router.tokenizer import Tokenizer
 
 DTYPE: Dtype = "bfloat16"
+_TOKENIZER = "tokenizer.json"
 _GATED_DENSE = ("llama", "mistral", "phi3", "qwen2", "qwen3")
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """What ids mean, whatever an embedding is padded to.
+
+    Attributes:
+        name: of the family, or a folder's own fingerprint.
+        num_ids: that the tokenizer knows.
+    """
+
+    name: str
+    num_ids: int
+
+
+_LLAMA_3, _QWEN_2_5 = Vocabulary("llama-3", 128256), Vocabulary("qwen2.5", 151665)
+_FAMILIES = (_LLAMA_3, _QWEN_2_5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +43,13 @@ class Model:
 
     Attributes:
         is_tied: the head is the embedding table.
+        vocabulary: None where nothing says what it is.
     """
 
     name: str
     sizes: ModelSizes
     is_tied: bool = False
+    vocabulary: Vocabulary | None = None
 
     @property
     def num_weights(self) -> int:
@@ -56,15 +77,16 @@ class Model:
 
 def _llama(name: str, layers: int, hidden: int, mlp: int, heads: int, head_dim: int, context: int) -> Model:
     """The Llama 3 family: eight key/value heads, 128,256 ids; the small ones tie their embedding."""
-    sizes = ModelSizes(layers, hidden, mlp, heads, 8, head_dim, 128256, context)
-    return Model(name, sizes, is_tied=hidden < 4096)
+    sizes = ModelSizes(layers, hidden, mlp, heads, 8, head_dim, _LLAMA_3.num_ids, context)
+    return Model(name, sizes, hidden < 4096, _LLAMA_3)
 
 
 def _qwen(name: str, layers: int, hidden: int, mlp: int, heads: int, kv_heads: int) -> Model:
     """Qwen2.5: heads of hidden / heads features, 32,768 tokens; tables of the small ones are tied and less padded."""
     is_tied = hidden < 3584
     vocab = 151936 if is_tied else 152064
-    return Model(name, ModelSizes(layers, hidden, mlp, heads, kv_heads, hidden // heads, vocab, 32768), is_tied)
+    sizes = ModelSizes(layers, hidden, mlp, heads, kv_heads, hidden // heads, vocab, 32768)
+    return Model(name, sizes, is_tied, _QWEN_2_5)
 
 
 # From the config.json files that Meta and Qwen publish with the weights.
@@ -104,4 +126,36 @@ def _from_folder(folder: Path, field: str) -> Model:
     if kind not in _GATED_DENSE:
         raise InvalidArgument(field, f"{folder} of type {kind}", f"a dense decoder: {', '.join(_GATED_DENSE)}")
     is_tied = bool(getattr(config.get_text_config(), "tie_word_embeddings", False))
-    return Model(folder.name or str(folder), ModelSizes.of(config), is_tied)
+    return Model(folder.name or str(folder), ModelSizes.of(config), is_tied, _vocabulary(folder))
+
+
+def _vocabulary(folder: Path) -> Vocabulary | None:
+    """That of the folder's tokenizer, if it has one. Raises ModelNotFound where it cannot be read."""
+    if not (folder / _TOKENIZER).is_file():
+        return None
+    tokenizer = Tokenizer(folder)
+    return Vocabulary(tokenizer.fingerprint(), tokenizer.vocab_size)
+
+
+def check_pair(target: Model, draft: Model, field: str) -> None:
+    """Whether the draft's tokens can be the target's, as far as it is known.
+
+    Raises:
+        InvalidArgument: they cannot; `field` is what asked for the draft.
+    """
+    if _differ(target, draft) or _differ(draft, target):
+        smaller = [each for each in _ALL if each.num_weights < target.num_weights]
+        names = ", ".join(each.name for each in smaller if each.vocabulary == target.vocabulary)
+        allowed = f"a model with the vocabulary of {target.name}"
+        raise InvalidArgument(field, draft.name, f"{allowed}: {names}" if names else allowed)
+
+
+def _differ(one: Model, other: Model) -> bool:
+    """Whether what is known of one's vocabulary rules out that the other has the same."""
+    mine, theirs = one.vocabulary, other.vocabulary
+    if mine is None:
+        return False
+    if theirs is None:
+        return other.sizes.vocab_size < mine.num_ids
+    is_same_kind = (mine in _FAMILIES) == (theirs in _FAMILIES)  # a family's fingerprint is not known
+    return mine.num_ids != theirs.num_ids or (is_same_kind and mine.name != theirs.name)

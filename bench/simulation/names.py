@@ -13,9 +13,12 @@ T = TypeVar("T")
 
 def pick(name: str, known: Mapping[str, T], field: str, also: str = "") -> T:
     """`known[name]`, whatever its case. Raises InvalidArgument; `also` says what else would have been accepted."""
-    found = known.get(name.lower())
+    asked = name.lower()
+    found = known.get(asked)
     if found is None:
-        near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.4)
+        # What another GPU has a slice for, or another family a size, is not what was meant.
+        related = [each for each in known if each.partition("-")[0] == asked.partition("-")[0]]
+        near = difflib.get_close_matches(asked, related or known, n=1, cutoff=0.4)
         guess = f" (did you mean {near[0]}?)" if near else ""
         raise InvalidArgument(field, name, f"{', '.join(known)}{also}{guess}")
     return found

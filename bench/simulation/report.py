@@ -67,10 +67,12 @@ class Report:
             yield self._memory()
             yield from (f"{p.model} does not fit; what would: {p.advice()}" for p in self.memory if not p.fits)
         yield self._speeds()
+        yield from self._cap(self.loads)
         if self.luck is not None:
             yield self._luck(self.luck)
         for first in range(0, len(self.loads), _LOADS_SIDE_BY_SIDE):
             yield self._matrix(range(len(self.loads))[first : first + _LOADS_SIDE_BY_SIDE])
+        yield from self._cap([load for row in self.matrix for load in row.loads])
         assumed = ", ".join(f"{name} {value:g}" for name, value in self.setup.assumptions.model_dump().items())
         yield f"[dim]Assumed (--assume NAME=VALUE changes it): {assumed}[/]"
 
@@ -134,6 +136,12 @@ class Report:
             )
         return table
 
+    def _cap(self, loads: Sequence[AtLoad]) -> Iterator[str]:
+        """A line, where a K that stands above it is only the largest that was allowed."""
+        if any(load.is_capped for load in loads):
+            size = self.setup.max_draft_tokens
+            yield f"K {size} is the most that --max-draft-tokens allows here; more may be better"
+
     def _luck(self, luck: Replies) -> str:
         size = round(self.loads[0].waiting.num_speculative_tokens)
         return (
@@ -143,9 +151,10 @@ class Report:
         )
 
     def _matrix(self, numbers: Sequence[int]) -> Table:
-        """Classes of requests against loads."""
+        """Classes of requests against some loads; the title stands above the first of them."""
         heads = [f"{self.loads[n].num_sessions} {how}" for n in numbers for how in ("wait", "ahead")]
-        table = _table("Workloads: best K and × plain, by sessions", "class", "acceptance", *heads)
+        title = None if numbers[0] else "Workloads: best K and × plain, by sessions"
+        table = _table(title, "class", "acceptance", *heads)
         for row in self.matrix:
             cells = [speed for n in numbers for speed in (row.loads[n].waiting, row.loads[n].ahead)]
             table.add_row(row.workload, _rates(row.acceptance), *(" ".join(_choice(speed)) for speed in cells))
@@ -164,7 +173,7 @@ def _rates(acceptance: Sequence[float]) -> str:
     return "/".join(f"{rate:.2f}".lstrip("0") if rate < 1.0 else "1" for rate in acceptance)
 
 
-def _table(title: str, first: str, *heads: str) -> Table:
+def _table(title: str | None, first: str, *heads: str) -> Table:
     """As those of `outrider bench`."""
     from rich.table import Table
 

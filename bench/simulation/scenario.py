@@ -48,12 +48,17 @@ class Curves:
 
 @dataclass(frozen=True, slots=True)
 class AtLoad:
-    """The best that can be done with so many sessions; a K of 0 says that plain decoding is."""
+    """The best that can be done with so many sessions; a K of 0 says that plain decoding is.
+
+    Attributes:
+        is_capped: the largest K considered is the best, one way or the other: a larger one may be better.
+    """
 
     num_sessions: int
     plain: Speed
     waiting: Speed
     ahead: Speed
+    is_capped: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +80,11 @@ def curves(setup: Setup, num_sessions: int, acceptance: Sequence[float]) -> Curv
 def at_load(setup: Setup, num_sessions: int, acceptance: Sequence[float]) -> AtLoad:
     """What to choose."""
     found, undrafted = curves(setup, num_sessions, acceptance), plain(setup.load(num_sessions))
-    return AtLoad(num_sessions, undrafted, best([undrafted, *found.waiting]), best([undrafted, *found.ahead]))
+    waited, ran_ahead = [undrafted, *found.waiting], [undrafted, *found.ahead]
+    slow, fast = best(waited), best(ran_ahead)
+    # Of equals the first is the best, so it is the last only where that is faster than with a lower cap.
+    is_capped = setup.max_draft_tokens in (waited.index(slow), ran_ahead.index(fast))
+    return AtLoad(num_sessions, undrafted, slow, fast, is_capped)
 
 
 def matrix(

@@ -13,6 +13,7 @@ from bench.plot import Mark, draw
 from deployments.commands import bench_emulated, bench_prompts
 from deployments.commands.bench_emulated import Load
 from deployments.commands.bench_prompts import Source
+from deployments.commands.pictures import png
 from deployments.console import err
 from engine.errors import InvalidArgument
 
@@ -49,8 +50,9 @@ def bench(
     plot: Annotated[
         Path | None,
         typer.Option(
+            callback=png,
             help="Also draw the speedups, as a PNG file. With modes sync:K also FILE-k.png, speed against K, and "
-            "FILE-acceptance.png, acceptance by position."
+            "FILE-acceptance.png, acceptance by position.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the table.")] = False,

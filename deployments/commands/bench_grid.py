@@ -36,6 +36,7 @@ from bench.grid_plot import draw_grid
 from bench.modes import AUTO, PLAIN, Mode, fixed_k, in_turn, parse_modes
 from cluster.local import LocalCluster, settings_of
 from deployments.commands.bench_emulated import Demand, Profile, Stand, check_places, read_profile, running_stand
+from deployments.commands.pictures import png
 from deployments.console import err, out
 from engine.errors import InvalidArgument
 
@@ -70,7 +71,7 @@ def bench_grid(
         int, typer.Option(min=2, help="Of every output for up to 32 sessions, and fewer, down to 16, for more.")
     ] = 40,
     repeats: Annotated[int, typer.Option(min=1, help="Turns of every mode in every cell.")] = 2,
-    plot: Annotated[Path | None, typer.Option(help="Also draw heat maps, as a PNG file.")] = None,
+    plot: Annotated[Path | None, typer.Option(callback=png, help="Also draw heat maps, as a PNG file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the table.")] = False,
 ) -> None:
     """Hold the policy against the best fixed K in every cell of a grid of emulated loads, acceptances, temperatures.

@@ -15,12 +15,13 @@ from bench.emulation import Emulation
 from bench.simulation.assumptions import Assumptions
 from bench.simulation.hardware import Gpu, pick_gpu
 from bench.simulation.memory import MemoryPlan, plan_gpu
-from bench.simulation.models import Model, pick_model
+from bench.simulation.models import Model, check_pair, pick_model
 from bench.simulation.montecarlo import Replies, replies
 from bench.simulation.plot import draw
 from bench.simulation.report import Report
 from bench.simulation.roofline import Device, ProfiledDevice, RooflineDevice
 from bench.simulation.scenario import AtLoad, Setup, at_load, matrix
+from deployments.commands.pictures import png
 from deployments.config_file import load_config
 from deployments.console import err, out
 from deployments.workloads import PACKAGED, read_workloads
@@ -68,13 +69,11 @@ def simulate(
         list[str] | None, typer.Option(help="NAME=VALUE, several times: another assumption than those printed.")
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(help="Draw PNGs: FILE, speed against K; FILE-map, K × acceptance.")
+        Path | None, typer.Option(callback=png, help="Draw PNGs: FILE, speed against K; FILE-map, K × acceptance.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:
     """Work out the best K, the speed and the memory of a target and a draft, before buying or starting anything."""
-    if plot is not None and not plot.parent.is_dir():
-        raise typer.BadParameter(f"found {plot}, allowed is a file in a folder that exists", param_hint="--plot")
     emulation = _emulation(profile)
     assumptions = _assumptions(emulation).replaced(assume or ())
     named = _named((target, gpu, draft, draft_gpu), tensor_parallel, context)
@@ -120,23 +119,30 @@ def _assumptions(emulation: Emulation | None) -> Assumptions:
 
 
 def _named(names: tuple[str | None, ...], num_gpus: int, context: int) -> _Named | None:
-    """Looks up target, GPU, draft and the draft's GPU; None where nothing of them was named."""
+    """Looks up target, GPU, draft and the draft's GPU; None where nothing of them was named.
+
+    A name that is wrong is said before one that is missing.
+    """
     if not any(names):
         return None
-    target, gpu, draft, draft_gpu = names
-    if not (target and gpu and draft):
-        raise typer.BadParameter("--target, --gpu and --draft go together")
-    return _Named(
-        _model(target, "--target", context),
-        pick_gpu(gpu, "--gpu"),
-        num_gpus,
-        _model(draft, "--draft", context),
-        pick_gpu(draft_gpu, "--draft-gpu") if draft_gpu else pick_gpu(gpu, "--gpu"),
-    )
+    target, draft = (_model(names[at], field, context) for at, field in ((0, "--target"), (2, "--draft")))
+    gpu, draft_gpu = (_gpu(names[at], field) for at, field in ((1, "--gpu"), (3, "--draft-gpu")))
+    if target is None or gpu is None or draft is None:
+        found = {"--target": target, "--gpu": gpu, "--draft": draft}
+        missing = " and ".join(option for option, value in found.items() if value is None)
+        raise typer.BadParameter(f"--target, --gpu and --draft go together; {missing} not given")
+    check_pair(target, draft, "--draft")
+    return _Named(target, gpu, num_gpus, draft, draft_gpu or gpu)
 
 
-def _model(name: str, field: str, context: int) -> Model:
-    """A model that takes so long a context."""
+def _gpu(name: str | None, field: str) -> Gpu | None:
+    return pick_gpu(name, field) if name else None
+
+
+def _model(name: str | None, field: str, context: int) -> Model | None:
+    """A model that takes so long a context; None where none was named."""
+    if not name:
+        return None
     found = pick_model(name, field)
     longest = found.sizes.max_context_length
     if context > longest:

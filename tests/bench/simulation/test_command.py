@@ -81,6 +81,26 @@ def test_classes_come_from_the_workload_file(simulate: Simulate, tmp_path: Path)
     assert float(rows["forms"][2]) > 1.5
 
 
+def test_a_matrix_of_many_loads_has_one_title(simulate: Simulate) -> None:
+    _, out, _ = simulate("--profile", PROFILE, "--sessions", "1,2,4,8,16")
+    assert out.count("Workloads: ") == 1
+    assert out.count("\nclass ") == 2
+    assert "8 wait 8 ahead" in " ".join(out.split())
+
+
+def test_a_best_k_that_is_only_the_largest_allowed_is_called_so(simulate: Simulate, tmp_path: Path) -> None:
+    path = tmp_path / "ours.yaml"
+    path.write_text("verse: {draft_acceptance: [0.01]}\n")
+    usual = ("--profile", PROFILE, "--workloads", str(path), "--sessions", "1", "--assume", "in_time=0")
+    said = {}
+    for cap in ("2", "20"):
+        _, out, _ = simulate(*usual, "--max-draft-tokens", cap)
+        said[cap] = [line for line in out.splitlines() if "--max-draft-tokens" in line]
+    assert said == {"2": ["K 2 is the most that --max-draft-tokens allows here; more may be better"], "20": []}
+    _, out, _ = simulate(*usual, "--acceptance", "0.01", "--max-draft-tokens", "1")
+    assert "--max-draft-tokens" not in out
+
+
 def test_pictures_are_drawn(simulate: Simulate, tmp_path: Path) -> None:
     path = tmp_path / "out.png"
     status, _, err = simulate("--profile", PROFILE, "--sessions", "1,8", "--plot", str(path))
@@ -100,7 +120,14 @@ def test_too_little_memory_is_said_with_what_would_do(simulate: Simulate) -> Non
     ("arguments", "status", "message"),
     [
         ((), 2, "give --target, --gpu and --draft, or a --profile"),
-        (("--target", "llama-3-8b"), 2, "--target, --gpu and --draft go together"),
+        (("--target", "llama-3-8b"), 2, "--target, --gpu and --draft go together; --gpu and --draft not given"),
+        (("--target", "llama-4", "--gpu", "h100-80gb"), 1, "--target: found 'llama-4'"),
+        (("--draft-gpu", "tpu"), 1, "--draft-gpu: found 'tpu'"),
+        (
+            (*NAMED[:-1], "qwen2.5-0.5b"),
+            1,
+            "--draft: found 'qwen2.5-0.5b', allowed is a model with the vocabulary of llama-3-70b: llama-3-8b, ",
+        ),
         (("--gpu", "h100-80gb", "--target", "llama-4", "--draft", "llama-3.2-1b"), 1, "--target: found 'llama-4'"),
         ((*NAMED, "--draft-gpu", "tpu"), 1, "--draft-gpu: found 'tpu', allowed is h100-80gb"),
         ((*NAMED, "--context", "9000"), 1, "--context: found 9000, allowed is at most 8192 with llama-3-70b"),
@@ -108,7 +135,9 @@ def test_too_little_memory_is_said_with_what_would_do(simulate: Simulate) -> Non
         ((*NAMED, "--acceptance", "0.8,1.2"), 2, "found '0.8,1.2', allowed is one number from 0 to 1"),
         ((*NAMED, "--sessions", "0"), 2, "found '0', allowed are numbers from 1 on"),
         ((*NAMED, "--assume", "x=1"), 1, "--assume: found 'x=1'"),
-        ((*NAMED, "--plot", "/nowhere/out.png"), 2, "a file in a folder that exists"),
+        ((*NAMED, "--plot", "/nowhere/out.png"), 2, "'--plot': found /nowhere/out.png, allowed is a .png file in a"),
+        ((*NAMED, "--plot", "out.svg"), 2, "'--plot': found out.svg, allowed is a .png file in a folder that exists"),
+        (("--target", "llama-4", "--plot", "out"), 2, "'--plot': found out, allowed is a .png file"),
         (("--profile", "demo"), 2, "demo has no section `emulation`"),
     ],
 )

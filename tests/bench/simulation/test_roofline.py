@@ -72,6 +72,13 @@ def test_a_slice_has_its_share() -> None:
     assert part.flops == pytest.approx(whole.flops * 42 / 108)
 
 
+def test_slices_of_an_h100_are_not_all_of_one_size() -> None:
+    whole = GPUS["h100-80gb"]
+    shares = [GPUS[f"h100-80gb-{name}"].flops / whole.flops for name in ("1g.10gb", "2g.20gb", "3g.40gb")]
+    assert [round(132 * share) for share in shares] == [16, 32, 60]
+    assert GPUS["h100-80gb-1g.10gb"].bandwidth == whole.bandwidth / 8
+
+
 def test_what_cannot_be_spread_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="MIG instances do not reach each other"):
         device("llama-3-8b", "a100-40gb-3g.20gb", tp_size=2)
@@ -79,7 +86,13 @@ def test_what_cannot_be_spread_is_refused() -> None:
         device("llama-3-70b", "h100-80gb", tp_size=3)
 
 
-@pytest.mark.parametrize(("name", "near"), [("H100", "h100-80gb"), ("a100-40gb-1g5gb", "a100-40gb-1g.5gb")])
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("H100", "h100-80gb"), ("a100", "a100-80gb"), ("a100-40gb-1g5gb", "a100-40gb-1g.5gb"),
+        ("h100-1g.10gb", "h100-80gb-1g.10gb"), ("h200-141gb-1g.18gb", "h200-141gb"),
+    ],
+)  # fmt: skip
 def test_an_unknown_gpu_names_those_there_are(name: str, near: str) -> None:
     with pytest.raises(InvalidArgument, match="--gpu: found") as raised:
         pick_gpu(name, "--gpu")

@@ -57,9 +57,14 @@ class DraftSession:
         return self.lookahead is not None and not self.lookahead.sent
 
     @property
+    def is_grown(self) -> bool:
+        """Whether the branches are as long as they may be: those behind the round before may be all that is wanted."""
+        return self.lookahead is not None and self.lookahead.is_complete
+
+    @property
     def goes_on(self) -> bool:
         """Whether there are branches that were sent and may still grow."""
-        return self.lookahead is not None and self.lookahead.sent and not self.lookahead.is_complete
+        return self.lookahead is not None and self.lookahead.sent and not self.is_grown
 
     def set_apart(self, num_proposed: int) -> list[Choice]:
         """Takes off the draft tokens past those that are being verified. Their KV stays where it is, behind the rest.

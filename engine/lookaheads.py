@@ -69,7 +69,7 @@ class Lookaheads:
         whoever comes next has to wait for the forward under way.
         """
         room = self._pace.rows_within(_MOST_SLOWDOWN * self._pace.seconds(num_owing)) if num_owing else float("inf")
-        ahead = [(key, draft) for key, draft in self._sessions.items() if draft.is_ahead]
+        ahead = [(key, draft) for key, draft in self._sessions.items() if draft.is_ahead and not draft.is_grown]
         if not ahead and not num_owing:
             ahead = [(key, draft) for key, draft in self._sessions.items() if draft.goes_on][:1]
         demands: list[Demand] = []

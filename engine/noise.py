@@ -41,7 +41,8 @@ def gumbel(seed: int, position: int, ids: Tensor) -> Tensor:
 def gumbel_rows(seeds: Sequence[int], positions: Sequence[int], ids: Tensor) -> Tensor:
     """`gumbel` for one request per row: ids int64 [rows, n] → float64 [rows, n]."""
     streams = [_signed(_stream(seed, position)) for seed, position in zip(seeds, positions, strict=True)]
-    bits = _mixed(torch.tensor(streams, device=ids.device).unsqueeze(-1) + (ids + 1) * _signed(_STEP))
+    starts = torch.tensor(streams, dtype=torch.int64, device=ids.device).unsqueeze(-1)
+    bits = _mixed(starts + (ids + 1) * _signed(_STEP))
     uniforms = (_shifted(bits, 64 - _UNIFORM_BITS).to(torch.float64) + 0.5) * 2.0**-_UNIFORM_BITS
     return uniforms.log_().neg_().log_().neg_()
 

@@ -115,7 +115,7 @@ class DraftLink:
         if self._has_failed():
             return "unavailable"
         if self._late_streak >= self._config.max_late and self._reader is None and self._session is not None:
-            self._probe(self._session, base, tokens)
+            self._probe(self._session, base, tokens, traceparent)
         return "busy" if self._is_busy() else "ready"
 
     def room(self, length: int) -> int:
@@ -201,10 +201,11 @@ class DraftLink:
         self._drafts.took(self._name)
         return True
 
-    def _probe(self, session: DraftSession, base: State, tokens: Sequence[int]) -> None:
+    def _probe(self, session: DraftSession, base: State, tokens: Sequence[int], traceparent: str) -> None:
         """Asks the draft for what it was late with, but has no round wait for it."""
         try:
-            session.advance(base, tokens[min(self._told, len(tokens) - 1) :], self._probed)
+            tail = tokens[min(self._told, len(tokens) - 1) :]
+            session.advance(base, tail, self._probed, traceparent=traceparent)
         except OutriderError as error:
             self._fail_with(error)
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from engine.sampling import SamplingParams
 from tests.engine.models import VOCAB, plain_greedy
 from tests.engine.test_drafting import make_engine
 
+PROMPT, GREEDY = [5, 6, 7], SamplingParams()
 FAR = RunAhead(num_speculative_tokens=3, budget_s=60.0, round_s=120.0, acceptance=0.7)
 
 
@@ -85,11 +87,13 @@ def test_what_comes_true_goes_on_round_after_round(draft_folder: Path) -> None:
     assert num_hits > 15
 
 
-def opened_with_early(engine: DraftEngine, plan: RunAhead) -> tuple[list[int], EarlyProposals]:
+def opened_with_early(
+    engine: DraftEngine, plan: RunAhead, session: int = 1, sampling: SamplingParams = GREEDY
+) -> tuple[list[int], EarlyProposals]:
     """A session on its first proposal, and that with its early proposals, when there is nothing more to do."""
-    engine.open(1, [5, 6, 7], SamplingParams())
-    engine.advance(1, State.of([5, 6, 7]), [], 4, run_ahead=plan)
-    proposal, early = run(engine)
+    engine.open(session, PROMPT, sampling)
+    engine.advance(session, State.of(PROMPT), [], 4, run_ahead=plan)
+    proposal, early = run(engine, session)
     assert isinstance(proposal, Proposal)
     assert isinstance(early, EarlyProposals)
     return list(proposal.tokens), early
@@ -239,6 +243,28 @@ def test_a_seeded_branch_is_what_the_same_seed_says_when_it_is_asked(draft_folde
         (asked,) = run(engine, number)
         assert isinstance(asked, Proposal)
         assert asked.tokens == branch.tokens
+
+
+@pytest.mark.parametrize("seeds", [[None] * 8, range(8)], ids=["drawn", "seeded"])
+def test_where_all_that_is_wanted_is_there_no_forward_is_made_for_it(
+    draft_folder: Path, seeds: Sequence[int | None]
+) -> None:
+    """A forward of no rows brought down the draft, for all of its sessions."""
+    engine = make_engine(draft_folder)
+    short = replace(FAR, num_speculative_tokens=1, budget_s=0.0, round_s=0.0, num_proposed=3)
+    num_ready = 0
+    for session, seed in enumerate(seeds, start=1):
+        trunk, early = opened_with_early(engine, FAR, session, SamplingParams(temperature=0.3, seed=seed))
+        branch = early.branches[0]
+        tail = [*trunk[: branch.num_accepted], branch.token]
+        engine.advance(session, State.of([*PROMPT, *tail]), tail, 0, run_ahead=short)
+        forwards = engine.info().forwards
+        (early,) = run(engine, session)
+        assert isinstance(early, EarlyProposals)
+        assert {len(branch.tokens) for branch in early.branches} == {1}
+        num_ready += engine.info().forwards == forwards
+        engine.close(session)
+    assert num_ready > 0
 
 
 def choice(token: int, *candidates: tuple[int, float]) -> Choice:

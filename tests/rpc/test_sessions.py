@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import grpc
 import grpc.aio
@@ -334,7 +335,8 @@ async def test_nobody_there() -> None:
 async def test_deadline_closes_the_session_and_says_so() -> None:
     async with served_target() as served:
         session = served.client.open([1, 2], [], GREEDY, STOPS, deadline_s=0.05)
-        await session.verdict()
+        with contextlib.suppress(DeadlineExceeded):  # on a busy machine the first verdict comes too late already
+            await session.verdict()
         with pytest.raises(DeadlineExceeded, match=r"within its 0\.05 s"):
             await session.verdict()
         assert served.engine.closed == [1]

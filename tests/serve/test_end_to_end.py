@@ -45,6 +45,7 @@ def test_greedy_output_is_the_same_with_and_without_speculation(client: Client, 
 
 def test_a_draft_that_always_agrees_is_always_accepted(client: Client) -> None:
     """With K fixed, for a policy that looks at time may rightly find that such a target is too fast to be helped."""
+    assert until(lambda: speculates(client), 30.0)
     sampling = {"max_tokens": 64, "ignore_eos": True}
     result = client.generate(Ask(prompt="the", drafter="draft_model", num_speculative_tokens=3, sampling=sampling))
     stats = result.complete.speculation
@@ -197,7 +198,7 @@ def test_two_hundred_cancelled_streams_leave_nothing_behind(system: System, stub
         call.cancel()
     for _ in range(20):  # and some that are gone before they arrive
         stub.Generate(request, timeout=60).cancel()
-    at_rest = until(lambda: all(at_baseline(system, name, blocks) for name, blocks in baseline.items()), 5.0)
+    at_rest = until(lambda: all(at_baseline(system, name, blocks) for name, blocks in baseline.items()), 30.0)
     assert at_rest, {name: system.engine(name) for name in baseline}
     for name in baseline:
         system.broadcast(name, "check_integrity")
@@ -250,7 +251,7 @@ def test_deadlines_end_the_work_too(system: System, stub: Any) -> None:
     calls = [stub.Generate(request, timeout=0.2) for _ in range(50)]
     codes = [outcome(call) for call in calls]
     assert grpc.StatusCode.DEADLINE_EXCEEDED in codes
-    assert until(lambda: at_baseline(system, "Target", baseline), 5.0), system.engine("Target")
+    assert until(lambda: at_baseline(system, "Target", baseline), 30.0), system.engine("Target")
 
 
 def test_a_request_is_one_trace_through_three_processes(
@@ -365,7 +366,7 @@ def outcome(call: Any) -> grpc.StatusCode:
 
 def free_blocks(system: System, name: str) -> int:
     """Free blocks with nothing running."""
-    assert until(lambda: system.engine(name).running_sessions == 0, 5.0)
+    assert until(lambda: system.engine(name).running_sessions == 0, 30.0)
     return system.engine(name).free_blocks
 
 

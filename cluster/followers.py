@@ -23,7 +23,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from engine.batch import StepRows
 from engine.parallel import Place, TensorParallel
 from engine.settings import EngineSettings
-from rpc.tracing import setup_tracing, shutdown_tracing, start_span
+from rpc.tracing import begin_work, setup_tracing, shutdown_tracing
 
 _log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ def _trace_forward(rank: int, step: StepRows, seconds: float) -> None:
     attributes = {"outrider.rank": rank, "outrider.rows": step.rows, "outrider.forward_ms": seconds * 1e3}
     for rows in step.spans:
         if rows.trace:
-            span = start_span("outrider.follow", rows.trace, attributes, start_ns=ended_ns - round(seconds * 1e9))
+            span = begin_work("outrider.follow", rows.trace, attributes, ended_ns - round(seconds * 1e9))
             if span is not None:
                 span.end(ended_ns)
 

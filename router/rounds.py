@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from opentelemetry.trace import Span
-
 from engine.proposal import Proposal, Verdict
 from router.events import RoundRecord
 from router.policy import RoundPlan
+from rpc.tracing import WorkSpan
 
 
 @dataclass(slots=True)
@@ -39,8 +38,13 @@ class Round:
     num_stale: int = 0
     is_switch: bool = False
     workload: str = ""
-    span: Span | None = None
+    span: WorkSpan | None = None
     told: RoundRecord | None = None
+
+    @property
+    def traceparent(self) -> str:
+        """Under which the work for it is traced; "" where it is not."""
+        return "" if self.span is None else self.span.traceparent
 
     @property
     def is_stretch(self) -> bool:
@@ -82,20 +86,20 @@ def annotate(round_: Round, record: RoundRecord) -> None:
             num_stale=round_.told.num_stale + record.num_stale,
         )
     round_.told = record
-    round_.span.set_attributes(
-        {
-            "outrider.num_proposed": record.num_proposed,
-            "outrider.num_accepted": record.num_accepted,
-            "outrider.num_tokens": record.num_tokens,
-            "outrider.rollback_depth": record.num_proposed - record.num_accepted,
-            "outrider.dropped": record.dropped,
-            "outrider.forward_ms": 1e3 * record.forward_s,
-            "outrider.queue_ms": 1e3 * record.queue_s,
-            "outrider.draft_wait_ms": 1e3 * record.draft_wait_s,
-            "outrider.early": record.is_early,
-            "outrider.num_wasted": record.num_wasted,
-            "outrider.num_stale": record.num_stale,
-        }
-    )
+    found: dict[str, str | int | float] = {
+        "outrider.num_proposed": record.num_proposed,
+        "outrider.num_accepted": record.num_accepted,
+        "outrider.num_tokens": record.num_tokens,
+        "outrider.rollback_depth": record.num_proposed - record.num_accepted,
+        "outrider.dropped": record.dropped,
+        "outrider.forward_ms": 1e3 * record.forward_s,
+        "outrider.queue_ms": 1e3 * record.queue_s,
+        "outrider.draft_wait_ms": 1e3 * record.draft_wait_s,
+        "outrider.early": record.is_early,
+        "outrider.num_wasted": record.num_wasted,
+        "outrider.num_stale": record.num_stale,
+    }
+    told = {name: value for name, value in found.items() if value}  # what is 0, false or "" need not be sent
     if record.is_hit is not None:
-        round_.span.set_attribute("outrider.early_hit", record.is_hit)
+        told["outrider.early_hit"] = record.is_hit
+    round_.span.set_attributes(told)

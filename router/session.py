@@ -20,7 +20,6 @@ from router.speculation import Speculator
 from router.stopping import Output
 from router.stopwatch import Stopwatch
 from router.target_link import TargetLink
-from rpc.tracing import traceparent_of
 
 _closing: set[asyncio.Task[None]] = set()  # closes that outlive the cancelled task that began them
 
@@ -71,7 +70,7 @@ class Session:
             self._speculator.target_opened(info, self._tokens)
             return None
         round_ = await self._speculator.propose(self._state, self._tokens, self._tokens_left)
-        traceparent = traceparent_of(round_.span)
+        traceparent = round_.traceparent
         if round_.is_early:
             self._target.goes_on(round_.plan.plain_tokens)
             if round_.then is not None:
@@ -88,7 +87,7 @@ class Session:
             return
         more = self._speculator.prolong(round_, self._state, self._tokens, self._tokens_left)
         if more:
-            self._target.prolong(more, traceparent_of(round_.span))
+            self._target.prolong(more, round_.traceparent)
 
     def _commit(self, verdict: Verdict, round_: Round | None) -> Delta | None:
         """Takes a verdict's tokens as true; returns what there is to deliver."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from opentelemetry.trace import Span
-
 from engine.info import EngineInfo
 from engine.proposal import EarlyProposals, Proposal, State, Verdict
 from router.acceptance import (
@@ -25,7 +23,7 @@ from router.rounds import Round, annotate, record_of
 from router.running_ahead import RunningAhead
 from router.shared import Shared
 from router.speed_gate import SpeedGate
-from rpc.tracing import start_span, traceparent_of
+from rpc.tracing import WorkSpan, begin_work, traceparent_of
 
 _MIN_PATIENCE_S = 0.02  # a draft gets at least so long, however fast the target
 
@@ -46,6 +44,7 @@ class Speculator:
         if not shared.config.drafters:
             control = replace(control, enabled=False)  # nothing to speculate with: decode without round trips
         self._sampling, self._control, self._shared, self._span = request.sampling, control, shared, request.span
+        self._traceparent = traceparent_of(request.span)
         self._off = switched_off(request.sampling.temperature, control, shared.config.policy)
         self._acceptance = SessionAcceptance(shared.priors, request.workload)
         self._gate = SpeedGate(shared.config.policy)
@@ -75,7 +74,7 @@ class Speculator:
                 self._shared.config.draft_link,
                 self._ahead.arrived,
             )
-            self._draft.warm_up(tokens, info.vocab_size, traceparent_of(self._span))
+            self._draft.warm_up(tokens, info.vocab_size, self._traceparent)
 
     def saw_tokens(self, tokens: Sequence[int]) -> None:
         """Tokens of the true sequence, each once."""
@@ -128,7 +127,7 @@ class Speculator:
             self._pass_over(view, plan)
         round_.plan = replace(plan, plain_tokens=round_.plan.plain_tokens + more)
         if round_.span is not None:
-            round_.span.set_attribute("outrider.plain_tokens", round_.plan.plain_tokens)
+            round_.span.set_attributes({"outrider.plain_tokens": round_.plan.plain_tokens})
         return more
 
     def _plan(self, view: RoundView) -> RoundPlan:
@@ -194,7 +193,7 @@ class Speculator:
         base, plan = round_.proposal.base, round_.plan
         if plan.run_ahead is not None:
             plan = replace(plan, run_ahead=self._ahead.timed(plan.run_ahead, size, is_asked=True))
-        answer = await self._draft.propose(base, tokens, plan, patience_s, traceparent_of(round_.span))
+        answer = await self._draft.propose(base, tokens, plan, patience_s, round_.traceparent)
         round_.draft_wait_s, round_.dropped, round_.arm = answer.wait_s, answer.dropped, DRAFT_MODEL
         if answer.proposal is not None:
             round_.proposal = answer.proposal
@@ -252,7 +251,7 @@ class Speculator:
             num_generated=len(tokens) - self._num_prompt,
             tokens_left=tokens_left,
             max_proposal_tokens=self._max_proposal,
-            draft="none" if self._draft is None else self._draft.status(state, tokens, traceparent_of(self._span)),
+            draft="none" if self._draft is None else self._draft.status(state, tokens, self._traceparent),
             draft_room=0 if self._draft is None else self._draft.room(len(tokens)),
             match=match,
         )
@@ -268,9 +267,9 @@ class Speculator:
         asked = self._control.drafter in ("auto", drafter)
         return not self._off and asked and drafter in self._shared.config.drafters
 
-    def _round_span(self, plan: RoundPlan, state: State) -> Span | None:
-        if self._span is None or not self._span.is_recording():
-            return self._span  # of a request that is not sampled: nor is what draft and target do for it
+    def _round_span(self, plan: RoundPlan, state: State) -> WorkSpan | None:
+        if not self._traceparent:
+            return None
         attributes: dict[str, str | int | float] = {
             "outrider.base_length": state.length,
             "outrider.drafter": plan.drafter,
@@ -278,4 +277,4 @@ class Speculator:
             "outrider.plain_tokens": plan.plain_tokens,
             "outrider.reason": plan.reason,
         }
-        return start_span("outrider.round", traceparent_of(self._span), attributes)
+        return begin_work("outrider.round", self._traceparent, attributes)

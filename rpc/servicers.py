@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc.aio
-from opentelemetry.trace import get_current_span
 
 from engine.errors import DeadlineExceeded, InvalidArgument
 from engine.loop import Command, DraftLoop, TargetLoop
@@ -191,8 +190,8 @@ class _DraftingStream(RouterStream[DraftEngine, DraftOutput, drafting_pb2.DraftR
 
 def _sampled(traceparent: str) -> str:
     """What all ranks of a target are told: 55 characters of ASCII; "" of a trace that is not sampled, or is none."""
-    span = get_current_span(tracing.parse_traceparent(traceparent))
-    return tracing.traceparent_of(span) if span.get_span_context().trace_flags.sampled else ""
+    context = tracing.sampled_context(traceparent)
+    return "" if context is None else tracing.spelt(context)
 
 
 def _note_request(session: ServedSession[Any, Any], traceparent: str) -> None:

@@ -18,10 +18,10 @@ from google.protobuf.message import DecodeError
 from engine.errors import InvalidArgument, OutriderError, Overloaded, UnknownSession
 from engine.loop import Command, EngineLoop
 from engine.ports import Engine
-from rpc import tracing
 from rpc.errors import encode_failure
 from rpc.outbox import MAX_WAITING_BYTES, MessageT, Outbox
 from rpc.pb import session_pb2 as pb
+from rpc.round_spans import RoundSpans
 
 MAX_BACKLOG = 16_384  # commands of one stream that may wait for the engine
 _REQUESTS_PER_TURN = 256  # of one frame that are read before other streams have their turn
@@ -37,7 +37,7 @@ class ServedSession(Generic[OutputT, MessageT]):
         self._stream, self.number = stream, number
         self.engine_session = 0
         self.num_outputs = 0
-        self.spans = tracing.RoundSpans()
+        self.spans = RoundSpans()
         self.deadline: asyncio.TimerHandle | None = None
 
     def on_output(self, output: OutputT) -> None:

@@ -13,8 +13,11 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from engine.errors import InvalidArgument
 from engine.proposal import EarlyProposals, Proposal, RunAhead, State
 from rpc import tracing
+from rpc.round_spans import RoundSpans
 from tests.rpc.fakes import next_token
 from tests.rpc.serving import GREEDY, STOPS, served_draft, served_target
+
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 @pytest.fixture
@@ -74,9 +77,9 @@ async def test_verify_and_draft_are_children_of_the_round(exporter: InMemorySpan
 
 
 async def test_spans_of_what_never_came_true_end_as_superseded(exporter: InMemorySpanExporter) -> None:
-    spans = tracing.RoundSpans()
+    spans = RoundSpans()
     for length in (4, 5, 9):
-        spans.begin(State(length, 1), "outrider.verify", "", {"outrider.session": length})
+        spans.begin(State(length, 1), "outrider.verify", TRACEPARENT, {"outrider.session": length})
     assert spans.end(State(5, 1), {"outrider.rows": 4})
     assert not spans.end(State(5, 1), {})
     spans.supersede(5)
@@ -88,9 +91,9 @@ async def test_spans_of_what_never_came_true_end_as_superseded(exporter: InMemor
 
 
 async def test_work_asked_for_anew_supersedes_what_was_asked_before(exporter: InMemorySpanExporter) -> None:
-    spans = tracing.RoundSpans()
+    spans = RoundSpans()
     for asked in (1, 2):
-        spans.begin(State(4), "outrider.draft", "", {"outrider.session": asked})
+        spans.begin(State(4), "outrider.draft", TRACEPARENT, {"outrider.session": asked})
     assert spans.end(State(4), {})
     attributes = [span.attributes for span in exporter.get_finished_spans()]
     ended = [(each["outrider.session"], "outrider.superseded" in each) for each in attributes]
@@ -98,12 +101,12 @@ async def test_work_asked_for_anew_supersedes_what_was_asked_before(exporter: In
 
 
 async def test_a_plain_run_ends_with_its_last_token_or_when_it_is_stopped(exporter: InMemorySpanExporter) -> None:
-    spans = tracing.RoundSpans()
-    spans.begin(State(4), "outrider.decode", "", {}, num_outputs=2)
+    spans = RoundSpans()
+    spans.begin(State(4), "outrider.decode", TRACEPARENT, {}, num_outputs=2)
     assert spans.end(State(4), {})
     assert exporter.get_finished_spans() == ()
     assert spans.end(State(4), {})
-    spans.begin(State(9), "outrider.decode", "", {}, num_outputs=3)
+    spans.begin(State(9), "outrider.decode", TRACEPARENT, {}, num_outputs=3)
     spans.stop(State(9))
     spans.stop(State(9))
     assert [span.name for span in exporter.get_finished_spans()] == ["outrider.decode"] * 2
@@ -111,7 +114,7 @@ async def test_a_plain_run_ends_with_its_last_token_or_when_it_is_stopped(export
 
 async def test_what_a_session_does_unasked_belongs_to_its_request(exporter: InMemorySpanExporter) -> None:
     with tracing.tracer().start_as_current_span("outrider.request") as request_span:
-        spans = tracing.RoundSpans()
+        spans = RoundSpans()
         spans.traceparent = tracing.traceparent_of(request_span)
         spans.record("outrider.verify", 0.25, {"outrider.early": True})
     verify, request = exporter.get_finished_spans()
@@ -161,23 +164,46 @@ async def test_rounds_that_the_target_begins_by_itself_have_spans(exporter: InMe
     assert {span.end_time - span.start_time for span in unasked} == {62_500_000}
 
 
-async def test_an_empty_or_malformed_traceparent_starts_a_trace(exporter: InMemorySpanExporter) -> None:
+async def test_a_request_without_a_caller_s_span_starts_a_trace_and_work_without_a_request_none(
+    exporter: InMemorySpanExporter,
+) -> None:
     for traceparent in ("", "garbage", "00-0-0-0"):
-        span = tracing.start_span("outrider.verify", traceparent, {})
+        span = tracing.start_span("outrider.request", traceparent, {})
         assert span is not None
         span.end()
+        assert tracing.begin_work("outrider.verify", traceparent, {}) is None
     assert [span.parent for span in exporter.get_finished_spans()] == [None] * 3
+
+
+async def test_work_is_sampled_as_its_parent_and_hands_on_its_own_name(exporter: InMemorySpanExporter) -> None:
+    assert tracing.begin_work("outrider.round", f"{TRACEPARENT[:-2]}00", {}) is None
+    round_span = tracing.begin_work("outrider.round", TRACEPARENT, {"outrider.reason": ""})
+    assert round_span is not None
+    verify = tracing.begin_work("outrider.verify", round_span.traceparent, {"outrider.rows": 4}, 1_000)
+    assert verify is not None
+    verify.set_attributes({"outrider.rows": 5, "outrider.early": True})
+    verify.end(3_000)
+    round_span.end()
+    below, above = exporter.get_finished_spans()
+    assert is_child(below, above)
+    assert (above.parent.span_id, above.context.trace_id) == (0xB7AD6B7169203331, 0x0AF7651916CD43DD8448EB211C80319C)
+    assert (below.start_time, below.end_time) == (1_000, 3_000)
+    assert dict(below.attributes) == {"outrider.rows": 5, "outrider.early": True}
+    assert above.start_time <= above.end_time
+    assert below.resource.attributes["service.name"] == "test"
+    assert below.instrumentation_scope.name == "outrider"
 
 
 async def test_off_makes_no_span_and_no_traceparent(monkeypatch) -> None:
     def forbidden(*_: object) -> None:
         raise AssertionError("a span was asked for")
 
-    monkeypatch.setattr(tracing.RoundSpans, "begin", forbidden)
-    monkeypatch.setattr(tracing.RoundSpans, "supersede", forbidden)
-    monkeypatch.setattr(tracing.RoundSpans, "record", forbidden)
+    monkeypatch.setattr(RoundSpans, "begin", forbidden)
+    monkeypatch.setattr(RoundSpans, "supersede", forbidden)
+    monkeypatch.setattr(RoundSpans, "record", forbidden)
     assert not tracing.enabled()
-    assert tracing.start_span("outrider.verify", "", {}) is None
+    assert tracing.start_span("outrider.request", "", {}) is None
+    assert tracing.begin_work("outrider.verify", TRACEPARENT, {}) is None
     assert tracing.traceparent_of(None) == ""
     assert tracing.traceparent_of(tracing.tracer().start_span("x")) == ""
     async with served_target() as served:

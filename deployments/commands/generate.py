@@ -43,9 +43,7 @@ def generate(
         list[str] | None, typer.Option(help="Text that ends the output; may be given several times.")
     ] = None,
     ignore_eos: Annotated[bool, typer.Option(help="Go on past the end-of-sequence token.")] = False,
-    request_id: Annotated[
-        str, typer.Option(help="What replies, logs and its trace call it; made up if not given.")
-    ] = "",
+    request_id: Annotated[str, typer.Option(help="What replies, logs and traces call it; made if not given.")] = "",
     timeout: Annotated[float | None, typer.Option(help="Seconds after which to give up.")] = None,
     address: Annotated[
         str | None,
@@ -111,6 +109,4 @@ def summary(result: Result) -> str:
         parts.append(f"{stats.acceptance_rate:.0%} accepted, {stats.mean_acceptance_length:.2f} tokens a round")
     if stats.switched_off_reason:
         parts.append(f"speculation off: {stats.switched_off_reason}")
-    if result.request_id:
-        parts.append(f"request {result.request_id}")
-    return " · ".join(parts)
+    return " · ".join([*parts, f"request {result.request_id}"])

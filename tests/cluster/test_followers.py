@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from cluster.followers import _trace_forward
 from engine.batch import SpanRows, StepRows
-from rpc import tracing
+from tests.rpc.test_tracing import exporter  # noqa: F401 - a fixture
 
 TRACE = 0x0AF7651916CD43DD8448EB211C80319C
 
@@ -23,15 +19,7 @@ def traceparent(parent: int, flags: str = "01") -> str:
     return f"00-{TRACE:032x}-{parent:016x}-{flags}"
 
 
-@pytest.fixture
-def exporter() -> Iterator[InMemorySpanExporter]:
-    exporter = InMemorySpanExporter()
-    assert tracing.setup_tracing("test", SimpleSpanProcessor(exporter))
-    yield exporter
-    tracing.shutdown_tracing()
-
-
-def test_a_forward_has_a_span_for_each_session_that_is_sampled(exporter: InMemorySpanExporter) -> None:
+def test_a_forward_has_a_span_for_each_session_that_is_sampled(exporter: InMemorySpanExporter) -> None:  # noqa: F811
     step = StepRows((rows(traceparent(7)), rows(""), rows(traceparent(8, "00")), rows(traceparent(9))), 16)
     _trace_forward(3, step, 0.25)
     spans = exporter.get_finished_spans()

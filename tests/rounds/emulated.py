@@ -29,6 +29,7 @@ from rpc.clients import DraftClient, TargetClient
 from rpc.delay import DelayInterceptor, DelayLine
 from rpc.servers import serve_engine
 from rpc.servicers import DraftingServicer, VerificationServicer
+from tests.rpc.serving import shut_down
 
 EMULATION = Emulation(
     target=DeviceTimes(step_s=0.05, row_share=0.004), draft=DeviceTimes(step_s=0.003, row_share=0.01), alpha=0.8
@@ -86,12 +87,7 @@ async def emulated_system(
     try:
         yield EmulatedSystem(router, (target, draft))
     finally:
-        for client in clients:
-            await client.close()
-        for server in servers:
-            await server.stop()
-        for loop in (target, draft):
-            await loop.close()
+        await shut_down(clients, servers, (target, draft))
 
 
 class JitteryTarget:

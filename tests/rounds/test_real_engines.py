@@ -29,6 +29,7 @@ from rpc.clients import DraftClient, TargetClient
 from rpc.servers import serve_engine
 from rpc.servicers import DraftingServicer, VerificationServicer
 from tests.deployments.conftest import byte_tokenizer
+from tests.rpc.serving import shut_down
 
 TARGET_WINDOW, DRAFT_WINDOW = 256, 64
 OFF = SpeculationControl(enabled=False)
@@ -97,12 +98,7 @@ async def running(folders: tuple[Path, Path]) -> AsyncIterator[Running]:
     peers.targets.replace({"target": clients[0]})
     peers.drafts.replace({"draft": clients[1]})
     yield Running(Router(tokenizer, peers, RouterConfig(sessions=ALWAYS)), target, draft)
-    for client in clients:
-        await client.close()
-    for server in servers:
-        await server.stop()
-    for loop in (target, draft):
-        await loop.close()
+    await shut_down(clients, servers, (target, draft))
 
 
 @pytest.mark.parametrize("length", [1, 60, 64, 65, 250, 255])

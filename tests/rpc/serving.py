@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -21,6 +21,20 @@ GREEDY = SamplingParams()
 STOPS = StopParams(max_tokens=64)
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+async def shut_down(
+    clients: Iterable[TargetClient | DraftClient],
+    servers: Iterable[EngineServer],
+    loops: Iterable[TargetLoop | DraftLoop],
+) -> None:
+    """Ends a system from its callers inwards."""
+    for client in clients:
+        await client.close()
+    for server in servers:
+        await server.stop()
+    for loop in loops:
+        await loop.close()
 
 
 @dataclass(frozen=True)

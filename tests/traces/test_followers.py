@@ -28,6 +28,7 @@ from tests.deployments.conftest import byte_tokenizer
 from tests.engine.models import make_folder, plain_greedy
 from tests.rounds.test_failover import run
 from tests.rounds.test_real_engines import ALWAYS
+from tests.rpc.serving import shut_down
 from tests.traces.conftest import Cli, assert_adds_up, assert_one_trace, read_back, spans_of
 from tests.traces.receiver import TRACEPARENT, Receiver
 
@@ -82,12 +83,7 @@ async def system_of_two_ranks(folder: Path, collector: str) -> AsyncIterator[tup
         peers.targets.replace({"target": clients[0]})
         peers.drafts.replace({"draft": clients[1]})
         yield Router(tokenizer, peers, RouterConfig(sessions=ALWAYS)), target
-        for client in clients:
-            await client.close()
-        for server in servers:
-            await server.stop()
-        for loop in (target, draft):
-            await loop.close()
+        await shut_down(clients, servers, (target, draft))
         group.close()
 
 
